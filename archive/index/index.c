@@ -202,15 +202,6 @@ static int index_extra(const struct index *index, uint32_t position, enum disk_e
     return -EUCLEAN;
 }
 
-/* Are these type bits that a file can have, without any bits outside a mode? */
-static bool index_mode_is_valid(uint32_t mode)
-{
-    uint32_t type = mode & S_IFMT;
-    return !(mode & ~(uint32_t)(S_IFMT | 07777)) &&
-           (S_ISREG(type) || S_ISDIR(type) || S_ISLNK(type) || S_ISFIFO(type) ||
-            S_ISSOCK(type) || S_ISCHR(type) || S_ISBLK(type));
-}
-
 static int index_node_times(const struct index *index, const struct index_entry *e,
                             struct node *node)
 {
@@ -227,43 +218,6 @@ static int index_node_times(const struct index *index, const struct index_entry 
         node->mtime_sec = (int64_t)value;
     }
     return 0;
-}
-
-static int index_node_links(const struct index *index, const struct index_entry *e,
-                            struct node *node)
-{
-    uint64_t value = 1;
-    if (S_ISDIR(e->mode)) {
-        value = e->size + 2;
-    } else if (e->flags & ATTR_NLINK) {
-        int r = index_extra(index, e->position, EXTRA_NLINK, &value);
-        if (r < 0)
-            return r;
-    }
-    if (value == 0 || value > UINT32_MAX)
-        return -EUCLEAN;
-    node->nlink = (uint32_t)value;
-    return 0;
-}
-
-/*
- * Can a file be as large as the entry says? The index must have room for its blocks, and the
- * archive for its bytes.
- */
-static bool index_size_possible(const struct index *index, const struct index_entry *e)
-{
-    uint64_t block = index->info.block_bytes;
-    if (e->size == 0)
-        return true;
-    switch (e->flags & DATA_KIND_MASK) {
-    case DATA_KIND_STORED:
-        return e->size <= index->info.archive_bytes;
-    case DATA_KIND_PACKED:
-        return (uint32_t)e->data < index->blocks &&
-               e->size <= block * (index->blocks - (uint32_t)e->data);
-    default:
-        return true;
-    }
 }
 
 /*
@@ -287,26 +241,35 @@ static int index_ranges_bytes(const struct index *index, const struct index_entr
     return 0;
 }
 
+/*
+ * Can a file be as large as the entry says? The index must have room for its blocks, and the
+ * archive for its bytes.
+ */
 static int index_node_bytes(const struct index *index, const struct index_entry *e,
                             struct node *node)
 {
-    uint64_t data = e->size;
-    int r = 0;
-    if (e->size > INT64_MAX || !index_size_possible(index, e))
-        return -EUCLEAN;
-    node->size_bytes = e->size;
+    uint64_t data = e->size, block = index->info.block_bytes;
+    int r = e->size > INT64_MAX ? -EUCLEAN : 0;
     switch (e->flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
+        if (e->size > index->info.archive_bytes)
+            r = -EUCLEAN;
+        break;
     case DATA_KIND_PACKED:
+        if (e->size > 0 && ((uint32_t)e->data >= index->blocks ||
+                            e->size > block * (index->blocks - (uint32_t)e->data)))
+            r = -EUCLEAN;
         break;
     case DATA_KIND_EXTENTS:
-        r = index_ranges_bytes(index, e, &data);
+        if (r == 0)
+            r = index_ranges_bytes(index, e, &data);
         break;
     default:
-        return -EUCLEAN;
+        r = -EUCLEAN;
     }
     if (r < 0 || data > e->size)
         return -EUCLEAN;
+    node->size_bytes = e->size;
     node->data_bytes = data;
     node->has_holes = e->flags & ATTR_HOLES;
     return 0;
@@ -315,6 +278,7 @@ static int index_node_bytes(const struct index *index, const struct index_entry 
 int index_node(const struct index *index, uint32_t position, struct node *ret_node)
 {
     struct index_entry e;
+    uint64_t links = 1;
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
@@ -325,26 +289,29 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
         .gid = le32toh(e.attr->gid),
         .has_xattrs = e.flags & ATTR_XATTRS,
     };
-    if (!index_mode_is_valid(node.mode))
+    if (node.mode & ~(uint32_t)(S_IFMT | 07777))
         return -EUCLEAN;
     if (S_ISREG(node.mode)) {
         r = index_node_bytes(index, &e, &node);
     } else if (S_ISDIR(node.mode)) {
         node.size_bytes = DIRECTORY_SIZE;
+        links = e.size + 2;
     } else if (S_ISLNK(node.mode)) {
         node.size_bytes = e.size;
         r = e.size == 0 || e.size > INDEX_SYMLINK_MAX ? -EUCLEAN : 0;
     } else if (S_ISCHR(node.mode) || S_ISBLK(node.mode)) {
         node.rdev_major = (uint32_t)e.data;
         node.rdev_minor = (uint32_t)(e.data >> 32);
-    }
-    if (r < 0)
-        return r;
-    r = index_node_times(index, &e, &node);
-    if (r == 0)
-        r = index_node_links(index, &e, &node);
-    if (r == 0 && lost_pages_any(index->guard))
+    } else if (!S_ISFIFO(node.mode) && !S_ISSOCK(node.mode)) {
         r = -EUCLEAN;
+    }
+    if (r == 0)
+        r = index_node_times(index, &e, &node);
+    if (r == 0 && e.flags & ATTR_NLINK && !S_ISDIR(node.mode))
+        r = index_extra(index, e.position, EXTRA_NLINK, &links);
+    if (r == 0 && (links == 0 || links > UINT32_MAX || lost_pages_any(index->guard)))
+        r = -EUCLEAN;
+    node.nlink = (uint32_t)links;
     if (r == 0)
         *ret_node = node;
     return r;
@@ -599,23 +566,7 @@ static bool index_in_archive(const struct index *index, uint64_t offset, uint64_
     return !__builtin_add_overflow(offset, len, &end) && end <= index->info.archive_bytes;
 }
 
-/* ---- stored files and ranges ---- */
-
-static int index_stored_extent(const struct index *index, const struct index_entry *e,
-                               uint64_t offset, struct extent *ret_extent)
-{
-    if (!index_in_archive(index, e->data, e->size))
-        return -EUCLEAN;
-    *ret_extent = (struct extent){
-        .kind = EXTENT_STORED,
-        .offset = offset,
-        .length = e->size - offset,
-        .source_offset = e->data + offset,
-        .whole_offset = e->data,
-        .whole_length = e->size,
-    };
-    return 0;
-}
+/* ---- lists of ranges ---- */
 
 struct range {
     uint64_t source;
@@ -861,7 +812,12 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
     struct extent extent = {.offset = offset};
     switch (e.flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
-        r = index_stored_extent(index, &e, offset, &extent);
+        extent.kind = EXTENT_STORED;
+        extent.length = e.size - offset;
+        extent.source_offset = e.data + offset;
+        extent.whole_offset = e.data;
+        extent.whole_length = e.size;
+        r = index_in_archive(index, e.data, e.size) ? 0 : -EUCLEAN;
         break;
     case DATA_KIND_EXTENTS:
         r = index_ranges_extent(index, &e, offset, &extent);
