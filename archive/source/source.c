@@ -126,17 +126,11 @@ void source_identity_join(const struct source_identity *all, size_t count,
 
 /* ---- its members ---- */
 
-/* The source of several within this one, or NULL. */
-static const struct source *several_in(const struct source *source)
-{
-    while (source && !source->ops->member)
-        source = source->wrapped;
-    return source;
-}
-
 const struct source *source_member(const struct source *source, size_t i)
 {
-    const struct source *several = several_in(source);
+    const struct source *several = source;
+    while (several && !several->ops->member)
+        several = several->wrapped;
     if (several)
         return several->ops->member(several, i);
     return i == 0 ? source : NULL;
@@ -145,7 +139,7 @@ const struct source *source_member(const struct source *source, size_t i)
 const struct source *source_at(const struct source *source, uint64_t *offset)
 {
     const struct source *several = source;
-    if (!several_in(source))
+    if (source_member(source, 0) == source)
         return source;
     DESCEND(several, at, offset);
     return several->ops->at(several, offset);
@@ -441,33 +435,27 @@ enum {
     SAMPLE_BYTES = 4096,
 };
 
-static int source_hash_range(const struct source *source, uint8_t *buf, uint64_t offset,
-                             size_t len, uint64_t *ret_hash)
-{
-    len = (size_t)min_u64(len, source->size_bytes - offset);
-    int r = source_read(source, buf, len, offset);
-    if (r == 0)
-        *ret_hash = htole64(XXH3_64bits(buf, len));
-    return r;
-}
-
 static int file_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
 {
     uint64_t size = source->size_bytes;
     uint64_t parts[3 + FINGERPRINT_PLACES] = {htole64(size)};
     auto_free uint8_t *buf = malloc(FINGERPRINT_END_BYTES);
-    if (!buf)
-        return -ENOMEM;
-
+    int r = buf ? 0 : -ENOMEM;
     while (source->wrapped && source_state_of(source).keeps)
         source = source->wrapped; /* what it keeps a copy of */
-    int r = source_hash_range(source, buf, 0, FINGERPRINT_END_BYTES, &parts[1]);
-    uint64_t last = size > FINGERPRINT_END_BYTES ? size - FINGERPRINT_END_BYTES : 0;
-    if (r == 0)
-        r = source_hash_range(source, buf, last, FINGERPRINT_END_BYTES, &parts[2]);
-    for (uint64_t i = 0; r == 0 && i < FINGERPRINT_PLACES; i++)
-        r = source_hash_range(source, buf, size / (FINGERPRINT_PLACES + 1) * (i + 1),
-                              FINGERPRINT_PLACE_BYTES, &parts[3 + i]);
+    /* Both ends, and places in between. */
+    for (uint64_t i = 0; r == 0 && i < 2 + FINGERPRINT_PLACES; i++) {
+        uint64_t at = i == 0 || size < FINGERPRINT_END_BYTES ? 0 : size - FINGERPRINT_END_BYTES;
+        size_t len = FINGERPRINT_END_BYTES;
+        if (i >= 2) {
+            at = size / (FINGERPRINT_PLACES + 1) * (i - 1);
+            len = FINGERPRINT_PLACE_BYTES;
+        }
+        len = (size_t)min_u64(len, source->size_bytes - at);
+        r = source_read(source, buf, len, at);
+        if (r == 0)
+            parts[1 + i] = htole64(XXH3_64bits(buf, len));
+    }
     if (r == 0)
         *ret_fingerprint = XXH3_64bits(parts, sizeof(parts));
     return r;
