@@ -647,13 +647,6 @@ static int builder_refuse(const struct place *place, int err, const char *format
 
 /* ---- names ---- */
 
-static uint32_t path_hash_name(const struct builder *b, uint32_t parent, const char *name,
-                               size_t len)
-{
-    uint64_t seed = b->seed ^ parent * UINT64_C(0x9e3779b97f4a7c15);
-    return (uint32_t)(XXH3_64bits_withSeed(name, len, seed) >> 32);
-}
-
 /* Double the hash table of names. */
 static int builder_grow_slots(struct builder *b)
 {
@@ -679,7 +672,8 @@ static int builder_grow_slots(struct builder *b)
 static void path_find_name(const struct builder *b, struct spot *spot)
 {
     size_t mask = b->slot_count - 1;
-    spot->hash = path_hash_name(b, spot->dir, spot->name, spot->len);
+    uint64_t seed = b->seed ^ spot->dir * UINT64_C(0x9e3779b97f4a7c15);
+    spot->hash = (uint32_t)(XXH3_64bits_withSeed(spot->name, spot->len, seed) >> 32);
     spot->found = 0; /* the root is no directory's child */
     for (size_t slot = spot->hash & mask; b->slots[slot]; slot = (slot + 1) & mask) {
         uint32_t other = (uint32_t)b->slots[slot];
@@ -1073,47 +1067,6 @@ static int member_bind(struct builder *b, struct place *place, uint32_t inode)
     return 0;
 }
 
-/* The directory that has the place's name already; UINT32_MAX if there is none. */
-static int member_find_directory(struct builder *b, struct place *place, uint32_t *ret_inode)
-{
-    struct spot spot;
-    int r = builder_locate(b, place, true, &spot);
-    if (r < 0)
-        return r;
-    *ret_inode = UINT32_MAX;
-    if ((spot.found || spot.len == 0) && is_directory_inode(b, b->names.at[spot.found].inode))
-        *ret_inode = b->names.at[spot.found].inode;
-    return 0;
-}
-
-static int member_add(struct builder *b, struct place *place, const struct member *m,
-                      uint32_t *ret_inode)
-{
-    struct builder_inode inode;
-    bool is_wide = false;
-    uint32_t number = UINT32_MAX;
-    int r = member_make_inode(b, place, m, &inode, &is_wide);
-    if (r == 0 && S_ISDIR(m->mode))
-        r = member_find_directory(b, place, &number);
-    if (r < 0)
-        return r;
-    bool is_new = number == UINT32_MAX;
-    if (is_new)
-        r = builder_new_inode(b, &inode, &number);
-    else { /* a directory that comes again, or the root: the same children */
-        b->inodes.at[number].attr = inode.attr;
-        b->inodes.at[number].mtime = inode.mtime;
-    }
-    if (r == 0 && is_wide)
-        r = builder_set_wide_mtime(b, number, m->mtime_sec);
-    if (r == 0 && is_new)
-        r = member_bind(b, place, number);
-    if (r < 0)
-        return r;
-    *ret_inode = number;
-    return 0;
-}
-
 int builder_add(struct builder *b, const char *path, size_t len, const struct member *member,
                 struct fault *fault, uint32_t *ret_inode)
 {
@@ -1129,8 +1082,32 @@ int builder_add(struct builder *b, const char *path, size_t len, const struct me
         .mtime_sec = member->mtime_sec,
         .mtime_nsec = member->mtime_nsec,
     };
-    int r = member_add(b, &place, member, ret_inode);
-    return r == -ENOMEM ? member_no_memory(b, fault) : r;
+    struct builder_inode inode;
+    bool is_wide = false, is_new = true;
+    uint32_t number = 0;
+    int r = member_make_inode(b, &place, member, &inode, &is_wide);
+    if (r == 0 && S_ISDIR(member->mode)) { /* a directory may come again, or be the root */
+        struct spot spot;
+        r = builder_locate(b, &place, true, &spot);
+        if (r == 0 && (spot.found || spot.len == 0)) {
+            number = b->names.at[spot.found].inode;
+            is_new = !is_directory_inode(b, number);
+        }
+    }
+    if (r == 0 && is_new) {
+        r = builder_new_inode(b, &inode, &number);
+    } else if (r == 0) { /* the same children */
+        b->inodes.at[number].attr = inode.attr;
+        b->inodes.at[number].mtime = inode.mtime;
+    }
+    if (r == 0 && is_wide)
+        r = builder_set_wide_mtime(b, number, member->mtime_sec);
+    if (r == 0 && is_new)
+        r = member_bind(b, &place, number);
+    if (r < 0)
+        return r == -ENOMEM ? member_no_memory(b, fault) : r;
+    *ret_inode = number;
+    return 0;
 }
 
 int builder_add_in(struct builder *b, uint32_t directory, const char *name, size_t len,
@@ -1322,14 +1299,15 @@ int builder_leave_out_as(struct builder *b, const struct index *index)
     uint64_t counts[LEFT_OUT_KINDS], cursor = 0;
     struct fault why;
     int r = 0;
+    builder_leave_out_xattrs(b, index_xattrs_left_out(index));
+    if (index_left_out(index) == 0)
+        return 0;
     index_left_out_kinds(index, counts);
     for (size_t i = 0; r == 0 && i < LEFT_OUT_KINDS; i++)
         if (counts[i])
             r = builder_count_left_out(b, counts[i], (enum left_out_kind)i);
-    while (r == 0 && index_left_out(index) > 0 &&
-           (r = index_left_out_next(index, &cursor, &why)) == 0)
+    while (r == 0 && (r = index_left_out_next(index, &cursor, &why)) == 0)
         r = builder_tell_left_out(b, &why);
-    builder_leave_out_xattrs(b, index_xattrs_left_out(index));
     return r == -ENOENT ? 0 : r;
 }
 
@@ -1364,11 +1342,6 @@ struct image {
 
 /* ---- output ---- */
 
-static int image_write(const struct image *image, const uint8_t *bytes, size_t len, uint64_t at)
-{
-    return write_at(image->fd, bytes, len, image->offset + at);
-}
-
 /* Write the rest of the buffer. After the last section. */
 static int image_flush(struct image *image)
 {
@@ -1378,7 +1351,7 @@ static int image_flush(struct image *image)
             return -ENOMEM;
     }
     uint64_t area = le64toh(image->header.area_offset);
-    int r = image_write(image, image->buf, image->used, area + image->flushed);
+    int r = write_at(image->fd, image->buf, image->used, image->offset + area + image->flushed);
     image->flushed += image->used;
     image->used = 0;
     return r;
@@ -1538,9 +1511,9 @@ static int image_put_header(struct image *image, uint64_t *ret_image_bytes)
     h->header_sum = htole64(XXH3_64bits(bytes, sizeof(*h) + table_bytes));
     memcpy(bytes, h, sizeof(*h));
 
-    int r = image_write(image, (uint8_t *)image->page_sums.at, sums_bytes, sums_offset);
+    int r = write_at(image->fd, image->page_sums.at, sums_bytes, image->offset + sums_offset);
     if (r == 0)
-        r = image_write(image, bytes, sizeof(*h) + image_table_room(image), 0);
+        r = write_at(image->fd, bytes, sizeof(*h) + image_table_room(image), image->offset);
     if (r == 0)
         *ret_image_bytes = sums_offset + sums_bytes;
     return r;
@@ -1583,16 +1556,6 @@ static size_t order_common_length(const struct builder *b, const struct sort_ite
     return common;
 }
 
-/* A name that ends here sorts first, as it should, since no name has a zero byte. */
-static uint64_t order_key(const struct builder *b, uint32_t name, size_t depth)
-{
-    size_t len = name_length(b, name);
-    uint64_t key = 0;
-    if (len > depth)
-        memcpy(&key, name_text(b, name) + depth, len - depth < 8 ? len - depth : 8);
-    return be64toh(key);
-}
-
 /* All are children of one directory, whose names agree in `depth` bytes. */
 static void order_sort(const struct builder *b, struct sort_item *items, size_t count,
                        size_t depth)
@@ -1602,7 +1565,12 @@ static void order_sort(const struct builder *b, struct sort_item *items, size_t 
     depth += order_common_length(b, items, count, depth);
     bool is_sorted = true;
     for (size_t i = 0; i < count; i++) {
-        items[i].key = order_key(b, (uint32_t)items[i].name, depth);
+        uint32_t name = (uint32_t)items[i].name;
+        size_t len = name_length(b, name);
+        uint64_t key = 0; /* a name that ends sorts first, since no name has a zero byte */
+        if (len > depth)
+            memcpy(&key, name_text(b, name) + depth, len - depth < 8 ? len - depth : 8);
+        items[i].key = be64toh(key);
         is_sorted = is_sorted && (i == 0 || items[i - 1].key <= items[i].key);
     }
     if (!is_sorted)
@@ -1637,16 +1605,6 @@ static void order_group_children(const struct builder *b, uint32_t *by_parent, u
         by_parent[ends[b->names.at[i].parent]++] = (uint32_t)i;
 }
 
-/* Room for the largest directory. */
-static struct sort_item *order_room(const struct builder *b)
-{
-    uint64_t largest = 1;
-    for (size_t i = 0; i < b->inodes.count; i++)
-        if (is_directory_inode(b, (uint32_t)i) && b->inodes.at[i].data > largest)
-            largest = b->inodes.at[i].data;
-    return calloc((size_t)largest, sizeof(struct sort_item));
-}
-
 /*
  * Append a directory's children to the order, sorted, and store in the directory
  * where they are, as its entry on disk will.
@@ -1675,9 +1633,13 @@ static void order_place_children(struct builder *b, struct builder_inode *dir,
 static int builder_number(struct builder *b, uint32_t *name_at)
 {
     size_t count = b->names.count;
+    uint64_t largest = 1; /* directory */
+    for (size_t i = 0; i < b->inodes.count; i++)
+        if (is_directory_inode(b, (uint32_t)i) && b->inodes.at[i].data > largest)
+            largest = b->inodes.at[i].data;
     auto_free uint32_t *by_parent = calloc(count, sizeof(*by_parent));
     auto_free uint32_t *ends = calloc(count, sizeof(*ends));
-    auto_free struct sort_item *items = order_room(b);
+    auto_free struct sort_item *items = calloc((size_t)largest, sizeof(*items));
     if (!by_parent || !ends || !items)
         return -ENOMEM;
     order_group_children(b, by_parent, ends);
@@ -1784,18 +1746,6 @@ static int image_settle_regular(struct image *image, uint32_t number, uint32_t *
     return 0;
 }
 
-/* The inode's first name: settle its data and extras. */
-static int image_settle_inode(struct image *image, uint32_t position, uint32_t number,
-                              struct disk_attr *attr)
-{
-    int r = S_ISREG(attr->mode) ? image_settle_regular(image, number, &attr->flags) : 0;
-    if (r == 0)
-        r = image_add_extras(image, position, number, &attr->flags);
-    if (r == 0)
-        image_add_saturated(&image->header.inodes, 1);
-    return r;
-}
-
 static int image_put_entry(struct image *image, uint32_t position, uint64_t name_offset)
 {
     struct builder *b = image->b;
@@ -1804,8 +1754,17 @@ static int image_put_entry(struct image *image, uint32_t position, uint64_t name
     bool is_alias = inode->nlink == NLINK_PLACED;
     struct disk_attr attr = *inode_attr(b, number);
     uint32_t attr_number;
-    int r = is_alias ? 0 : image_settle_inode(image, position, number, &attr);
-    attr.flags = is_alias ? DATA_KIND_ALIAS : attr.flags;
+    int r = 0;
+    if (is_alias) {
+        attr.flags = DATA_KIND_ALIAS;
+    } else { /* the inode's first name: settle its data and extras */
+        if (S_ISREG(attr.mode))
+            r = image_settle_regular(image, number, &attr.flags);
+        if (r == 0)
+            r = image_add_extras(image, position, number, &attr.flags);
+        if (r == 0)
+            image_add_saturated(&image->header.inodes, 1);
+    }
     if (r == 0)
         r = attr_table_number(&image->attrs, &attr, &attr_number);
     if (r < 0)
@@ -1981,39 +1940,27 @@ static int image_put_area(struct image *image)
     return r < 0 ? r : image_flush(image);
 }
 
-/* Free what only adding needed. */
-static int builder_end_adding(struct builder *b)
-{
-    int r = builder_flush_xattrs(b);
-    free(b->slots);
-    b->slots = NULL;
-    b->slot_count = 0;
-    map_free(&b->sets);
-    vector_free(&b->pending);
-    vector_free(&b->pending_bytes);
-    return r;
-}
-
-/* Put the names in order. */
-static int builder_arrange(struct image *image)
+static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
 {
     struct builder *b = image->b;
     image->entries = (uint32_t)b->names.count;
-    image->name_at = calloc(b->names.count, sizeof(*image->name_at));
-    return image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
-}
-
-static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
-{
     image->buf = malloc(OUT_BYTES);
     if (!image->buf || vector_reserve(&image->sections, SECTIONS_MAX) < 0)
         return -ENOMEM;
     uint32_t none;
     int r = attr_table_number(&image->attrs, &(struct disk_attr){0}, &none);
     if (r == 0)
-        r = builder_end_adding(image->b);
+        r = builder_flush_xattrs(b);
+    /* Only adding needed these. */
+    free(b->slots);
+    b->slots = NULL;
+    b->slot_count = 0;
+    map_free(&b->sets);
+    vector_free(&b->pending);
+    vector_free(&b->pending_bytes);
+    image->name_at = calloc(b->names.count, sizeof(*image->name_at));
     if (r == 0)
-        r = builder_arrange(image);
+        r = image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
     if (r < 0)
         return r;
     image_begin_header(image);
