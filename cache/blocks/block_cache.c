@@ -137,14 +137,6 @@ void buffer_pool_free(struct buffer_pool *pool)
     free(pool);
 }
 
-/* May a class of which all buffers are in use get huge pages for the next ones? */
-static bool wants_huge(const struct buffer_pool *pool, const struct size_class *class,
-                       size_t capacity)
-{
-    return class->total > 0 && capacity >= pool->huge_min && capacity <= pool->huge_max &&
-           !pool->scarce;
-}
-
 /*
  * Maps whole huge pages if wanted. They are filled buffer by buffer, and one fault instead of
  * 512 pays more than anything else here. Otherwise none, and none for the first buffers of a
@@ -179,8 +171,9 @@ static int pool_carve(const struct buffer_pool *pool, struct size_class *class, 
     if (!mapping)
         return -ENOMEM;
     char *start;
-    if (pool_map(pool, wants_huge(pool, class, capacity), count * capacity, mapping, &start) <
-        0) {
+    const bool huge = class->total > 0 && capacity >= pool->huge_min &&
+                      capacity <= pool->huge_max && !pool->scarce;
+    if (pool_map(pool, huge, count * capacity, mapping, &start) < 0) {
         free(mapping);
         return -ENOMEM;
     }
@@ -359,17 +352,6 @@ static void block_table_grow(struct shard *shard)
         }
     }
     free(old);
-}
-
-static void block_table_link(struct shard *shard, struct entry *entry)
-{
-    if (shard->entries > shard->bucket_mask)
-        block_table_grow(shard);
-    struct entry **bucket = block_table_bucket_of(shard, entry->key);
-    entry->next = *bucket;
-    *bucket = entry;
-    entry->linked = true;
-    shard->entries++;
 }
 
 static void block_table_unlink(struct shard *shard, struct entry *entry)
@@ -797,17 +779,6 @@ static uint64_t keep_spare_bytes(uint64_t budget_bytes)
     return min_u64(budget_bytes / SPARE_PART, SPARE_MAX);
 }
 
-/*
- * The ring's part of the budget: small, but with room for a few blocks. For these it may take
- * half of a small budget, and all of an even smaller one.
- */
-static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
-{
-    uint64_t block = keep_cost_of(block_bytes + block_bytes / 8);
-    uint64_t wanted = max_u64(min_u64(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
-    return min_u64(usable, min_u64(wanted, max_u64(usable / 2, 2 * block)));
-}
-
 /* Memory that huge pages take beyond the bytes in use. */
 static uint64_t huge_part(const struct block_cache_options *o)
 {
@@ -822,12 +793,19 @@ static uint64_t keep_budget_for(const struct block_cache *cache, uint64_t bytes)
     return bytes ? bytes + bytes / (SPARE_PART - 1) + huge_part(&cache->options) : 0;
 }
 
-/* Divides the budget into its parts, and drops any excess. */
+/*
+ * Divides the budget into its parts, and drops any excess. The ring's part is small, but has
+ * room for a few blocks. For these it may take half of a small budget, and all of an even
+ * smaller one.
+ */
 static void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes)
 {
     uint64_t taken = keep_spare_bytes(budget_bytes) + huge_part(&cache->options);
     uint64_t usable = budget_bytes > taken ? budget_bytes - taken : 0;
-    uint64_t recent = ring_part(usable, min_u64(cache->options.block_bytes, BLOCK_MAX));
+    uint64_t bytes = min_u64(cache->options.block_bytes, BLOCK_MAX);
+    uint64_t block = keep_cost_of(bytes + bytes / 8);
+    uint64_t wanted = max_u64(min_u64(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
+    uint64_t recent = min_u64(usable, min_u64(wanted, max_u64(usable / 2, 2 * block)));
     atomic_store(&cache->budget, budget_bytes);
     atomic_store(&cache->recent.limit, recent);
     atomic_store(&cache->held.limit, usable - recent);
@@ -1033,14 +1011,6 @@ void block_cache_passed(struct block_cache *cache, uint64_t due, bool is_new_ord
 
 #define FIRST_BUCKETS 16u
 
-static int pool_new(const struct block_cache_options *o, struct buffer_pool **ret_pool)
-{
-    bool huge = o->huge_pages && o->budget_bytes >= HUGE_BUDGET;
-    return buffer_pool_new(keep_spare_bytes(o->budget_bytes),
-                           o->budget_bytes < HUGE_ALL_BUDGET ? o->block_bytes : 1,
-                           huge ? o->block_bytes : 0, o->not_for_children, ret_pool);
-}
-
 int block_cache_new(const struct block_cache_options *options, struct block_cache **ret_cache)
 {
     struct block_cache *cache = aligned_alloc(128, sizeof(*cache));
@@ -1048,7 +1018,11 @@ int block_cache_new(const struct block_cache_options *options, struct block_cach
         return -ENOMEM;
     memset(cache, 0, sizeof(*cache));
     cache->options = *options;
-    int r = pool_new(options, &cache->pool);
+    const bool huge = options->huge_pages && options->budget_bytes >= HUGE_BUDGET;
+    int r = buffer_pool_new(keep_spare_bytes(options->budget_bytes),
+                            options->budget_bytes < HUGE_ALL_BUDGET ? options->block_bytes : 1,
+                            huge ? options->block_bytes : 0, options->not_for_children,
+                            &cache->pool);
     for (unsigned i = 0; i < RING_SLOTS; i++)
         atomic_init(&cache->ring[i], NO_KEY);
     for (unsigned i = 0; i < SHARDS; i++) {
@@ -1132,9 +1106,16 @@ static struct entry *block_entry_leave(struct shard *shard, struct entry *entry)
 static struct entry *block_entry_link(struct shard *shard, struct entry *fresh)
 {
     struct entry *entry = block_table_find(shard, fresh->key);
-    if (!entry)
-        block_table_link(shard, fresh);
-    return entry;
+    if (entry)
+        return entry;
+    if (shard->entries > shard->bucket_mask)
+        block_table_grow(shard);
+    struct entry **bucket = block_table_bucket_of(shard, fresh->key);
+    fresh->next = *bucket;
+    *bucket = fresh;
+    fresh->linked = true;
+    shard->entries++;
+    return NULL;
 }
 
 /* Moves a block that is much smaller than its buffer to one that fits. */
@@ -1149,25 +1130,6 @@ static void block_trim(struct block_cache *cache, struct entry *entry)
     entry->block.bytes = bytes;
     entry->capacity = fitting;
     keep_shrink_reserved(cache, entry, old);
-}
-
-/*
- * Ends the fill and wakes the waiting threads. False: they took the fill for stuck, and left.
- */
-static bool block_publish(struct shard *shard, struct entry *entry, int err)
-{
-    pthread_mutex_lock(&shard->lock);
-    if (entry->state != LOADING) {
-        pthread_mutex_unlock(&shard->lock);
-        return false;
-    }
-    entry->state = err < 0 ? FAILED : READY;
-    entry->err = err;
-    if (err < 0)
-        block_table_unlink(shard, entry); /* the next thread that asks tries again */
-    pthread_cond_broadcast(&shard->loaded);
-    pthread_mutex_unlock(&shard->lock);
-    return true;
 }
 
 void *block_buffer(struct block *block)
@@ -1186,9 +1148,19 @@ int block_cache_end(struct block_cache *cache, struct block *block, int result, 
     } else {
         keep_unreserve(cache, entry);
     }
-    bool wanted = block_publish(block_shard_of(cache, entry->key), entry, result);
+    struct shard *shard = block_shard_of(cache, entry->key);
+    pthread_mutex_lock(&shard->lock);
+    bool wanted = entry->state == LOADING;
+    if (wanted) {
+        entry->state = result < 0 ? FAILED : READY;
+        entry->err = result;
+        if (result < 0)
+            block_table_unlink(shard, entry); /* the next thread that asks tries again */
+        pthread_cond_broadcast(&shard->loaded);
+    }
+    pthread_mutex_unlock(&shard->lock);
     if (!wanted)
-        keep_unreserve(cache, entry); /* another thread fills it in its place */
+        keep_unreserve(cache, entry); /* it seemed stuck: another thread fills it instead */
     else if (result == 0)
         keep_place(cache, entry);
     if (result < 0)
