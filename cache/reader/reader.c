@@ -218,19 +218,6 @@ static void unpack_next(struct reader_scratch *scratch, const struct extent *ext
     scratch->start_bytes = start_bytes;
 }
 
-static int packed_room(struct reader_scratch *scratch, size_t size)
-{
-    if (size <= scratch->packed_size)
-        return 0;
-    uint8_t *packed = malloc(size);
-    if (!packed)
-        return -ENOMEM;
-    free(scratch->packed);
-    scratch->packed = packed;
-    scratch->packed_size = size;
-    return 0;
-}
-
 /* Decompresses what was read: a part of a longer stream. */
 static int unpack_part(struct reader_scratch *scratch, void *buf, size_t size, size_t *ret_len)
 {
@@ -313,9 +300,17 @@ static int read_block(struct reader_scratch *scratch, struct block *block, void 
                       size_t size, size_t *ret_len)
 {
     const struct extent *extent = scratch->extent;
+    int r = 0;
     reader_unpacks(scratch, false); /* another thread's unpacking failed */
-    int r = packed_room(scratch, extent->packed_bytes);
-    if (r == 0 && !scratch->codec)
+    if (extent->packed_bytes > scratch->packed_size) {
+        uint8_t *packed = malloc(extent->packed_bytes);
+        if (!packed)
+            return -ENOMEM;
+        free(scratch->packed);
+        scratch->packed = packed;
+        scratch->packed_size = extent->packed_bytes;
+    }
+    if (!scratch->codec)
         r = codec_context_new(scratch->skip_sums, &scratch->codec);
     if (r < 0)
         return r;
@@ -387,8 +382,7 @@ static int get_start(struct reader *reader, struct reader_scratch *scratch,
     const size_t start_bytes = start_worth(extent);
     const uint64_t key = extent->source_offset | START_KEY, tries = source_failed_tries();
     struct block *block;
-    if (!start_bytes || !index_info(reader->index)->has_pieces ||
-        block_cache_has(reader->cache, extent->source_offset))
+    if (!start_bytes || block_cache_has(reader->cache, extent->source_offset))
         return -EAGAIN;
     unpack_next(scratch, extent, start_bytes);
     int r = block_cache_get(reader->cache, key, start_bytes, fill_block, wait_for_block,
@@ -417,7 +411,8 @@ static int reader_get_block(struct reader *reader, struct reader_scratch *scratc
     if (r == -EAGAIN) {
         if (!sane_block(reader, extent))
             return -EUCLEAN;
-        if (get_start(reader, scratch, extent, ret_block) == 0)
+        if (index_info(reader->index)->has_pieces &&
+            get_start(reader, scratch, extent, ret_block) == 0)
             return 0;
         unpack_next(scratch, extent, 0);
         const uint64_t tries = source_failed_tries();
@@ -1101,28 +1096,25 @@ static void *map_zeros(size_t len, int protection)
     return p == MAP_FAILED ? NULL : p;
 }
 
-static int check_codec(enum codec codec, struct fault *fault)
-{
-    if (codec_available(codec))
-        return 0;
-    return fault_set_advised(
-        fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-        "use a build of onepot with that library, or pack it anew",
-        "its blocks are compressed with %s, which this build does not read", codec_name(codec));
-}
-
 static int check_blocks(const struct index_info *info, struct fault *fault)
 {
-    int r = check_codec(info->codec, fault);
-    for (unsigned codec = 0; r == 0 && codec < 16; codec++) /* also a later onepot's */
-        if (info->codecs & 1u << codec)
-            r = check_codec((enum codec)codec, fault);
+    for (unsigned i = 0; i <= 16; i++) { /* the archive's, and those that blocks name */
+        const enum codec codec = i > 0 ? (enum codec)(i - 1) : info->codec;
+        if (i > 0 && !(info->codecs & 1u << codec)) /* also a later onepot's */
+            continue;
+        if (!codec_available(codec))
+            return fault_set_advised(
+                fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                "use a build of onepot with that library, or pack it anew",
+                "its blocks are compressed with %s, which this build does not read",
+                codec_name(codec));
+    }
     uint32_t most = info->codecs ? CODEC_BLOCK_MAX : codec_block_max(info->codec);
-    if (r == 0 && info->block_bytes > most)
-        r = fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                      "blocks of %u bytes are more than the %u that are supported",
-                      info->block_bytes, most);
-    return r;
+    if (info->block_bytes > most)
+        return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                         "blocks of %u bytes are more than the %u that are supported",
+                         info->block_bytes, most);
+    return 0;
 }
 
 int reader_new(struct fileset *fileset, const struct reader_options *options,
