@@ -202,24 +202,6 @@ static int index_extra(const struct index *index, uint32_t position, enum disk_e
     return -EUCLEAN;
 }
 
-static int index_node_times(const struct index *index, const struct index_entry *e,
-                            struct node *node)
-{
-    uint64_t mtime = le64toh(e->disk->mtime);
-    node->mtime_nsec = (uint32_t)(mtime & ((1u << DISK_NSEC_BITS) - 1));
-    node->mtime_sec = (int64_t)(mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
-    if (node->mtime_nsec > 999999999)
-        return -EUCLEAN;
-    if (e->flags & ATTR_WIDE_MTIME) {
-        uint64_t value;
-        int r = index_extra(index, e->position, EXTRA_MTIME, &value);
-        if (r < 0)
-            return r;
-        node->mtime_sec = (int64_t)value;
-    }
-    return 0;
-}
-
 /*
  * The bytes of a list of ranges, as the list states; checked against the most that its ranges
  * can cover.
@@ -278,15 +260,18 @@ static int index_node_bytes(const struct index *index, const struct index_entry 
 int index_node(const struct index *index, uint32_t position, struct node *ret_node)
 {
     struct index_entry e;
-    uint64_t links = 1;
+    uint64_t links = 1, wide_mtime = 0;
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
+    const uint64_t mtime = le64toh(e.disk->mtime);
     struct node node = {
         .position = e.position,
         .mode = e.mode,
         .uid = le32toh(e.attr->uid),
         .gid = le32toh(e.attr->gid),
+        .mtime_nsec = (uint32_t)(mtime & ((1u << DISK_NSEC_BITS) - 1)),
+        .mtime_sec = (int64_t)(mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS,
         .has_xattrs = e.flags & ATTR_XATTRS,
     };
     if (node.mode & ~(uint32_t)(S_IFMT | 07777))
@@ -305,11 +290,14 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
     } else if (!S_ISFIFO(node.mode) && !S_ISSOCK(node.mode)) {
         r = -EUCLEAN;
     }
-    if (r == 0)
-        r = index_node_times(index, &e, &node);
+    if (r == 0 && e.flags & ATTR_WIDE_MTIME) {
+        r = index_extra(index, e.position, EXTRA_MTIME, &wide_mtime);
+        node.mtime_sec = (int64_t)wide_mtime;
+    }
     if (r == 0 && e.flags & ATTR_NLINK && !S_ISDIR(node.mode))
         r = index_extra(index, e.position, EXTRA_NLINK, &links);
-    if (r == 0 && (links == 0 || links > UINT32_MAX || lost_pages_any(index->guard)))
+    if (r == 0 && (node.mtime_nsec > 999999999 || links == 0 || links > UINT32_MAX ||
+                   lost_pages_any(index->guard)))
         r = -EUCLEAN;
     node.nlink = (uint32_t)links;
     if (r == 0)
@@ -1505,19 +1493,10 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     return index->dir_good ? 0 : -ENOMEM;
 }
 
-static int image_check_root(const struct index *index, uint64_t offset, struct fault *fault)
-{
-    struct index_entry root;
-    if (index_entry(index, INDEX_ROOT, &root) < 0)
-        return image_damaged(fault, offset, "its first entry can't be read");
-    if (!S_ISDIR(root.mode))
-        return image_damaged(fault, offset, "its first entry is not a directory");
-    return 0;
-}
-
 static int image_open(struct index *index, uint64_t offset, uint64_t len, struct fault *fault)
 {
     const uint8_t *image = index->image;
+    struct index_entry root;
     int r = image_check_header(image, offset, len, fault);
     if (r < 0)
         return r;
@@ -1530,7 +1509,13 @@ static int image_open(struct index *index, uint64_t offset, uint64_t len, struct
         r = image_read_sections(index, &h, image, offset, fault);
     if (r == 0)
         r = image_count_records(index, &h, offset, fault);
-    return r < 0 ? r : image_check_root(index, offset, fault);
+    if (r < 0)
+        return r;
+    if (index_entry(index, INDEX_ROOT, &root) < 0)
+        return image_damaged(fault, offset, "its first entry can't be read");
+    return S_ISDIR(root.mode)
+               ? 0
+               : image_damaged(fault, offset, "its first entry is not a directory");
 }
 
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
