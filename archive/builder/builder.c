@@ -191,12 +191,6 @@ static int attr_table_number(struct attr_table *table, const struct disk_attr *a
     return 0;
 }
 
-static void attr_table_free(struct attr_table *table)
-{
-    vector_free(&table->list);
-    map_free(&table->numbers);
-}
-
 static int builder_set_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds)
 {
     if (vector_extend(&b->wide_mtimes, (size_t)inode + 1) < 0)
@@ -1443,28 +1437,22 @@ static void image_add_saturated(uint64_t *sum, uint64_t value)
 }
 
 /*
- * Room for the table, reserved before its content is known; sections that few archives have
- * take none in the others.
+ * Fill in what does not depend on the sections. Room for their table is reserved before its
+ * content is known; sections that few archives have take none in the others.
  */
-static size_t image_table_room(const struct image *image)
-{
-    size_t records = SECTIONS_MAX - (image->about->window_count == 0) -
-                     2 * (image->b->left_out_count == 0) - (image->b->xattrs_left_out == 0) -
-                     (image->about->recipe_len == 0) - (image->b->points.count == 0) -
-                     (image->b->windows.count == 0) - (image->b->pieces.count == 0);
-    return records * sizeof(struct disk_section);
-}
-
-/* Fill in what does not depend on the sections. */
 static void image_begin_header(struct image *image)
 {
     const struct builder *b = image->b;
     const struct builder_header *about = image->about;
     struct disk_header *h = &image->header;
+    const size_t records = SECTIONS_MAX - (about->window_count == 0) -
+                           2 * (b->left_out_count == 0) - (b->xattrs_left_out == 0) -
+                           (about->recipe_len == 0) - (b->points.count == 0) -
+                           (b->windows.count == 0) - (b->pieces.count == 0);
     *h = (struct disk_header){
         .version = htole32(DISK_VERSION),
         .sections_offset = htole32(sizeof(*h)),
-        .area_offset = htole64(sizeof(*h) + image_table_room(image)),
+        .area_offset = htole64(sizeof(*h) + records * sizeof(struct disk_section)),
         .page_bytes = htole32(DISK_PAGE_BYTES),
         .features = htole32(about->has_joined ? DISK_HAS_JOINED : 0),
         .format = htole32(about->format),
@@ -1513,7 +1501,7 @@ static int image_put_header(struct image *image, uint64_t *ret_image_bytes)
 
     int r = write_at(image->fd, image->page_sums.at, sums_bytes, image->offset + sums_offset);
     if (r == 0)
-        r = write_at(image->fd, bytes, sizeof(*h) + image_table_room(image), image->offset);
+        r = write_at(image->fd, bytes, le64toh(h->area_offset), image->offset);
     if (r == 0)
         *ret_image_bytes = sums_offset + sums_bytes;
     return r;
@@ -2005,7 +1993,8 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
     struct image image = {.b = b, .about = header, .fd = fd, .offset = offset};
     int r = builder_write_image(&image, ret_image_bytes);
     free(image.name_at);
-    attr_table_free(&image.attrs);
+    vector_free(&image.attrs.list);
+    map_free(&image.attrs.numbers);
     vector_free(&image.extras);
     free(image.buf);
     vector_free(&image.page_sums);
@@ -2046,7 +2035,8 @@ void builder_free(struct builder *b)
     vector_free(&b->inodes);
     vector_free(&b->text);
     free(b->slots);
-    attr_table_free(&b->attrs);
+    vector_free(&b->attrs.list);
+    map_free(&b->attrs.numbers);
     vector_free(&b->last_path);
     vector_free(&b->strings);
     vector_free(&b->extents);
