@@ -251,18 +251,20 @@ static bool backend_is_named(const struct backend *backend, const char *ending, 
 
 /*
  * Ask the back ends about the head, first those whose files are called so: whose is it, maybe
- * compressed as a whole? 0: none knows it. The uncompressed format is checked first, as a
- * member's name may look like a compression's magic.
+ * compressed as a whole? 0: none but maybe `asked` knows it. The uncompressed format is checked
+ * first, as a member's name may look like a compression's magic.
  */
 static int backend_ask(const struct source *source, const uint8_t *head, size_t len,
-                       const struct backend **ret_backend, const char **ret_compression)
+                       const struct backend *asked, const struct backend **ret_backend,
+                       const char **ret_compression)
 {
     const char *dot = strrchr(source_name(source), '.');
     int r = 0;
     for (int called_so = 1; r == 0 && called_so >= 0; called_so--)
         for (size_t i = 0; r == 0 && backend_registry[i]; i++) {
             const struct backend *backend = backend_registry[i];
-            if ((dot && backend_is_named(backend, dot, strlen(dot))) != called_so)
+            if (backend == asked ||
+                (dot && backend_is_named(backend, dot, strlen(dot))) != called_so)
                 continue;
             *ret_compression = NULL;
             *ret_backend = backend;
@@ -286,7 +288,7 @@ static int backend_find_in(const struct source *source, size_t head_bytes, struc
         return fault_set_read(fault, r, NULL, 0);
     if (is_short && bytes_are_zero(head, len)) /* zeros tell no format: an ISO image has them */
         return 0;
-    r = backend_ask(source, head, len, ret_backend, ret_compression);
+    r = backend_ask(source, head, len, NULL, ret_backend, ret_compression);
     if (r < 0)
         return fault_set_errno(fault, r, NULL, "could not be examined");
     return r > 0 || is_short ? r : backend_unknown(source, head, len, fault);
@@ -308,7 +310,8 @@ int backend_find(const struct source *source, struct fault *fault,
     return 0;
 }
 
-const struct backend *backend_begins(const struct source *source, const char **ret_compression)
+const struct backend *backend_begins(const struct source *source, const struct backend *asked,
+                                     const char **ret_compression)
 {
     auto_free uint8_t *head = NULL;
     const struct backend *backend;
@@ -316,7 +319,7 @@ const struct backend *backend_begins(const struct source *source, const char **r
     size_t len;
     bool begins = backend_read_head(source, SHORT_HEAD_BYTES, &head, &len) == 0 &&
                   !bytes_are_zero(head, len) &&
-                  backend_ask(source, head, len, &backend,
+                  backend_ask(source, head, len, asked, &backend,
                               ret_compression ? ret_compression : &ignored) > 0;
     return begins ? backend : NULL;
 }

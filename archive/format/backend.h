@@ -227,9 +227,11 @@ int backend_find(const struct source *source, struct fault *fault,
 
 /*
  * The format that the source begins like; NULL: none. A quick look, for many files: at 4 KB,
- * and not at what they may lie behind. *ret_compression as of backend_find.
+ * and not at what they may lie behind. `asked`: a back end that has said no already; NULL:
+ * none. *ret_compression as of backend_find.
  */
-const struct backend *backend_begins(const struct source *source, const char **ret_compression);
+const struct backend *backend_begins(const struct source *source, const struct backend *asked,
+                                     const char **ret_compression);
 
 /* The format that begins with these bytes, as far as they tell; NULL: none that is known. */
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,

@@ -1991,8 +1991,10 @@ static bool part_look_quickly(struct part *part)
 {
     part->backend = &backend_onepot;
     part->compression = NULL;
-    if (backend_onepot.trailer->find(part->source, NULL, &part->embedded) < 0)
-        part->backend = backend_begins(part->source, &part->compression);
+    int r = backend_onepot.trailer->find(part->source, NULL, &part->embedded);
+    if (r < 0) /* a damaged index is an onepot archive's, too */
+        part->backend = backend_begins(part->source, r == -ENOENT ? &backend_onepot : NULL,
+                                       &part->compression);
     part->is_unknown = !part->backend;
     return part->backend;
 }

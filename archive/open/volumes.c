@@ -278,7 +278,7 @@ static bool name_may_be_part(int folder, const char *name, const struct stat *gi
 static bool is_archive(struct source *given, bool has_suffix)
 {
     const char *compression;
-    const struct backend *backend = backend_begins(given, &compression);
+    const struct backend *backend = backend_begins(given, NULL, &compression);
     struct embedded_index where;
     bool can_tell = backend && backend->trailer && backend->trailer->find;
     return backend &&
@@ -319,8 +319,8 @@ static enum verdict judge(const struct source *first, const struct source *secon
                           bool second_is_given, enum suffix suffix)
 {
     const char *compression, *other_compression;
-    const struct backend *backend = backend_begins(first, &compression),
-                         *other = backend_begins(second, &other_compression);
+    const struct backend *backend = backend_begins(first, NULL, &compression),
+                         *other = backend_begins(second, NULL, &other_compression);
     bool has_suffix = suffix != SUFFIX_NONE;
     if (!backend)
         return suffix == SUFFIX_OTHER ||
@@ -506,7 +506,7 @@ static int check_first(const struct listing *l, const struct source *given, cons
                        size_t count, struct fault *fault)
 {
     char missing[STEM_BYTES];
-    bool may_be = count > 1 && !backend_begins(given, NULL);
+    bool may_be = count > 1 && !backend_begins(given, NULL, NULL);
     strcpy(missing, first);
     for (int i = 0; may_be && i < HOLE_MAX && series_step(&l->series, missing, false); i++) {
         if (!series_is_first(&l->series, missing))
@@ -584,7 +584,8 @@ static int zip_open_alone(const char *path, const char *first, struct fault *fau
     uint32_t count = 0;
     if (!*given && source_open(path, NULL, given) < 0) /* opening it again tells */
         return 0;
-    if (!backend_begins(*given, NULL) && zip_count_volumes(*given, &count) == 0 && count > 1)
+    if (!backend_begins(*given, NULL, NULL) && zip_count_volumes(*given, &count) == 0 &&
+        count > 1)
         return fault_missing(fault, first, path);
     return 0;
 }
@@ -643,10 +644,10 @@ static int check_sizes(struct source *const *sources, size_t count, uint64_t sla
 /* Does a part other than the first begin like an archive, and the first does not? */
 static int check_order(struct source *const *sources, size_t count, struct fault *fault)
 {
-    if (backend_begins(sources[0], NULL))
+    if (backend_begins(sources[0], NULL, NULL))
         return 0;
     for (size_t i = 1; i < count; i++) {
-        const struct backend *backend = backend_begins(sources[i], NULL);
+        const struct backend *backend = backend_begins(sources[i], NULL, NULL);
         if (!backend)
             continue;
         fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
@@ -736,7 +737,7 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
     int r = pieces_in(l, given, NULL, paths);
     if (r == 0 && paths->count)
         r = open_all(paths, given, NULL, &all);
-    if (r < 0 || (all && (!backend_begins(source_member(all, 0), NULL) ||
+    if (r < 0 || (all && (!backend_begins(source_member(all, 0), NULL, NULL) ||
                           judge(source_member(all, 0), source_member(all, 1), true,
                                 l->series.suffix) == IS_ALONE)))
         volumes_free(paths);

@@ -279,6 +279,19 @@ START_TEST(whole_tar_is_opened_by_as_many_requests_with_a_neighbour_as_without)
 }
 END_TEST
 
+/* Each request is a round trip: of thousands of shards they count. */
+START_TEST(format_of_a_tar_is_told_by_four_requests)
+{
+    const struct fileset_options options = {.rebuild = true, .only_ready = true};
+    struct fileset *fileset = NULL;
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    uint64_t before = source_requests().count;
+    ck_assert_int_eq(fileset_open("a.tar", &options, NULL, &fileset), -EAGAIN);
+    /* The opening, an onepot archive's footer, the first bytes, the last ones. */
+    ck_assert_uint_eq(source_requests().count - before, 4);
+}
+END_TEST
+
 START_TEST(saved_index_works_for_archives_on_a_network)
 {
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
@@ -1374,6 +1387,7 @@ int main(void)
     tcase_add_test(tests,
                    small_tar_of_many_directories_needs_no_more_memory_than_any_child_gets);
     tcase_add_test(tests, whole_tar_is_opened_by_as_many_requests_with_a_neighbour_as_without);
+    tcase_add_test(tests, format_of_a_tar_is_told_by_four_requests);
     tcase_add_test(tests, changed_archive_is_indexed_anew);
     tcase_add_test(tests, damaged_saved_index_is_made_anew);
     tcase_add_test(tests, index_of_another_archive_is_not_used);
