@@ -1783,7 +1783,9 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
 static int composed_apply(struct opening *o, int err, struct fault *fault)
 {
     struct composition *steps = &o->steps;
-    int r = err < 0 || steps->done ? err : composed_recall(steps);
+    int r = err;
+    if (r == 0 && !steps->done) /* composed_open_saved has looked, except for a stream's */
+        r = o->compression || o->fileset->compression ? composed_recall(steps) : -ENOENT;
     if (r == -ENOENT && err == 0)
         r = o->options->compose->nested && o->options->only_ready ? -EAGAIN : 0;
     steps->saves_later = o->options->saves_later && !o->fileset->compression;
