@@ -1511,29 +1511,19 @@ static void composition_free(struct composition *c)
 
 /* ---- making the next step ---- */
 
-static bool composed_is_last(const struct composition *c)
-{
-    return c->done + 1 == c->count;
-}
-
 static bool composed_is_view(const struct composition *c)
 {
-    return c->view && composed_is_last(c);
-}
-
-static struct builder_header composed_header(const struct composition *c)
-{
-    const struct recipe *recipe = &c->recipes[c->done];
-    return (struct builder_header){.recipe = recipe->bytes.at,
-                                   .recipe_len = recipe->bytes.count};
+    return c->view && c->done + 1 == c->count;
 }
 
 /* The way of `composer`s. */
 static int composed_write_image(const struct composition *c, composer *compose, void *arg,
                                 int fd, struct fault *fault)
 {
+    const struct recipe *recipe = &c->recipes[c->done];
+    struct builder_header header = {.recipe = recipe->bytes.at,
+                                    .recipe_len = recipe->bytes.count};
     struct tree *tree;
-    struct builder_header header = composed_header(c);
     int r = tree_new(&tree);
     if (r == 0)
         r = compose(arg, tree, &header, fault);
@@ -1590,7 +1580,7 @@ static int composed_save(const struct composition *c, struct fault *fault)
     if (r == 0)
         r = saved_index_access(c->is_private ? NULL : c->archive, &access);
     if (r == 0)
-        r = c->saves_later && composed_is_last(c)
+        r = c->saves_later && c->done + 1 == c->count
                 ? composed_save_later(c->fileset, path, &access, &why)
                 : saved_index_write_file(path, &access, c->fileset->index, &why);
     if (r < 0)
@@ -1631,14 +1621,11 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
 
 /* ---- of one archive ---- */
 
-/* Add to a recipe that archives in archives are shown, if they are. */
+/* Add to a recipe that archives in archives are shown. */
 static void composed_describe_nested(const struct fileset_options *options,
                                      struct recipe *recipe)
 {
-    const struct fileset_compose *compose = options->compose;
-    if (!compose || !compose->nested)
-        return;
-    const char *glob = compose->nested_glob;
+    const char *glob = options->compose->nested_glob;
     recipe_add(recipe, "nested", glob, glob ? strlen(glob) : 0);
     recipe_number(recipe, "by ending", !glob);
     recipe_number(recipe, "ratio", options->max_ratio);
@@ -1658,7 +1645,8 @@ static int composed_describe(struct opening *o, const struct view *view)
     recipe_number(recipe, "offset", o->fileset->container.offset);
     if (o->options->ignores_zeros)
         recipe_number(recipe, "ignore zeros", 1);
-    composed_describe_nested(o->options, recipe);
+    if (o->options->compose->nested)
+        composed_describe_nested(o->options, recipe);
     if (view)
         view_describe(view, recipe);
     return recipe->err;
@@ -1699,7 +1687,9 @@ static void composed_copy_header(const struct index *index, struct builder_heade
 
 static int composed_write_view(struct composition *c, int fd, struct fault *fault)
 {
-    struct builder_header header = composed_header(c);
+    const struct recipe *recipe = &c->recipes[c->done];
+    struct builder_header header = {.recipe = recipe->bytes.at,
+                                    .recipe_len = recipe->bytes.count};
     composed_copy_header(c->fileset->index, &header);
     return view_write(c->view, c->fileset->index, &header, fd, fault);
 }
@@ -2394,7 +2384,8 @@ static int many_describe_step(const struct many *many, struct recipe *recipe)
     recipe_number(recipe, "offset", many->options->offset);
     if (many->options->ignores_zeros)
         recipe_number(recipe, "ignore zeros", 1);
-    composed_describe_nested(&many->part_options, recipe);
+    if (many->part_options.compose)
+        composed_describe_nested(&many->part_options, recipe);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
         const uint64_t about[] = {part->identity.size_bytes, (uint64_t)part->identity.mtime_sec,
