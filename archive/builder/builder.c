@@ -1319,6 +1319,7 @@ struct image {
     struct builder *b;
     const struct builder_header *about;
     uint32_t entries;
+    bool has_sums;
     uint32_t *name_at; /* the name at each position */
     /* In the order of the entries, whenever the place of data became known; 0 is all zero. */
     struct attr_table attrs;
@@ -1692,11 +1693,6 @@ static int image_add_extras(struct image *image, uint32_t position, uint32_t num
     return r;
 }
 
-static bool image_has_sums(const struct image *image)
-{
-    return image->b->sums.count > 0 || image->about->has_sums;
-}
-
 /* The place of a list without ranges, for files that are one hole. */
 static int image_find_no_ranges(struct builder *b, uint64_t *ret_data)
 {
@@ -1716,7 +1712,7 @@ static int image_settle_regular(struct image *image, uint32_t number, uint32_t *
     struct builder *b = image->b;
     struct builder_inode *inode = &b->inodes.at[number];
     uint64_t data_bytes = inode->size;
-    if (image_has_sums(image) && image->about->sum_kind != SUM_MIXED &&
+    if (image->has_sums && image->about->sum_kind != SUM_MIXED &&
         (number >= b->has_sum.count || !b->has_sum.at[number]))
         return -EINVAL;
     if (inode->data == DATA_UNSET && inode->size > 0)
@@ -1826,7 +1822,7 @@ static int image_put_attrs(struct image *image)
 static int image_put_content_sums(struct image *image)
 {
     const struct builder *b = image->b;
-    if (!image_has_sums(image))
+    if (!image->has_sums)
         return 0;
     image->header.features |= htole32(DISK_HAS_SUMS);
     int r = image_begin_section(image, SECTION_SUMS);
@@ -1870,7 +1866,7 @@ static int image_make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
-    if (!image_has_sums(image) || image->about->sum_kind != SUM_XXH3)
+    if (!image->has_sums || image->about->sum_kind != SUM_XXH3)
         return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)
@@ -1990,7 +1986,11 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
         b->block_bytes_max > header->block_bytes)
         return builder_write_fault(fault, -EINVAL);
     b->is_written = true;
-    struct image image = {.b = b, .about = header, .fd = fd, .offset = offset};
+    struct image image = {.b = b,
+                          .about = header,
+                          .has_sums = b->sums.count > 0 || header->has_sums,
+                          .fd = fd,
+                          .offset = offset};
     int r = builder_write_image(&image, ret_image_bytes);
     free(image.name_at);
     vector_free(&image.attrs.list);
