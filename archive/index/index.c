@@ -1600,9 +1600,10 @@ void index_close(struct index *index)
 {
     if (!index)
         return;
-    lost_pages_release(index->guard);
-    if (index->map)
+    if (index->map) {
+        lost_pages_release(index->guard);
         munmap(index->map, index->map_bytes);
+    }
     free(index->copy);
     free((void *)index->page_good);
     free((void *)index->dir_good);

@@ -133,8 +133,6 @@ struct lost_pages *lost_pages_guard(const void *start, size_t bytes)
 
 void lost_pages_release(struct lost_pages *guard)
 {
-    if (!guard)
-        return;
     atomic_store(&guard->end, 0);
     atomic_store(&guard->is_taken, false);
     atomic_fetch_add(&free_guards, 1);

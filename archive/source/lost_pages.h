@@ -28,7 +28,7 @@ struct lost_pages {
 
 /* Guard a mapping until lost_pages_release, to be called before munmap. NULL: no memory. */
 struct lost_pages *lost_pages_guard(const void *start, size_t bytes);
-void lost_pages_release(struct lost_pages *guard); /* NULL is fine */
+void lost_pages_release(struct lost_pages *guard);
 
 /* Has the mapping lost pages? May be called for an unguarded one (NULL). */
 static inline bool lost_pages_any(const struct lost_pages *guard)
