@@ -1511,11 +1511,6 @@ static void composition_free(struct composition *c)
 
 /* ---- making the next step ---- */
 
-static bool composed_is_view(const struct composition *c)
-{
-    return c->view && c->done + 1 == c->count;
-}
-
 /* The way of `composer`s. */
 static int composed_write_image(const struct composition *c, composer *compose, void *arg,
                                 int fd, struct fault *fault)
@@ -1589,11 +1584,11 @@ static int composed_save(const struct composition *c, struct fault *fault)
     return 0;
 }
 
-/* Make the index and use it, and save it if that took long. */
-static int composed_make(struct composition *c, composed_writer *write, struct fault *fault)
+/* Make the index and use it, and save it if that took long: `worth_ms` or more. */
+static int composed_make(struct composition *c, composed_writer *write, uint64_t worth_ms,
+                         struct fault *fault)
 {
     uint64_t start_ms = c->done == 0 && c->start_ms ? c->start_ms : now_ms();
-    uint64_t worth_ms = composed_is_view(c) ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
     struct index *index = NULL;
     struct fault why = {0};
     enum fileset_save save = c->options->save;
@@ -1701,7 +1696,9 @@ static int composed_write_view(struct composition *c, int fd, struct fault *faul
 static int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
 {
     for (; c->done < c->count; c->done++) {
-        int r = composed_make(c, composed_is_view(c) ? composed_write_view : first, fault);
+        bool is_view = c->view && c->done + 1 == c->count;
+        int r = composed_make(c, is_view ? composed_write_view : first,
+                              is_view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS, fault);
         if (r < 0)
             return r;
     }
