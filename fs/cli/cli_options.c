@@ -342,15 +342,6 @@ static int cli_store(const struct cli_command *command, const struct cli_option 
     return r == 0 && o->take ? o->take(command, o->ctx, optarg) : r;
 }
 
-static const struct cli_option *find_option(const struct cli_option *options, int id)
-{
-    if (id >= ID_FIRST)
-        return &options[id - ID_FIRST];
-    while (cli_spelling_of(options).letter != id)
-        options++;
-    return options;
-}
-
 static cli_see_options see_options;
 static void *see_options_ctx;
 
@@ -402,7 +393,10 @@ int cli_parse(const struct cli_command *command, const struct cli_option *option
             puts("onepot " ONEPOT_VERSION);
         if (id == ID_HELP || id == ID_VERSION)
             return CLI_OK;
-        r = cli_store(command, find_option(options, id));
+        const struct cli_option *o = options + (id >= ID_FIRST ? id - ID_FIRST : 0);
+        while (id < ID_FIRST && cli_spelling_of(o).letter != id)
+            o++;
+        r = cli_store(command, o);
     }
     return r == 0 ? CLI_GO_ON : r;
 }
