@@ -430,6 +430,45 @@ int index_children(const struct index *index, uint32_t directory, uint32_t *ret_
     return 0;
 }
 
+int index_walk_next(struct index_walk *w)
+{
+    const char *name;
+    size_t len;
+    if (w->enters) {
+        struct index_level level = {.directory = w->position, .path_len = w->path.count};
+        w->enters = false;
+        int r = index_children(w->index, w->position, &level.next, &level.count);
+        if (r == 0 && level.path_len > 0)
+            w->path.at[level.path_len - 1] = '/';
+        if (r == 0)
+            r = vector_push(&w->levels, level);
+        if (r < 0 && r != -ENOTDIR)
+            return r;
+    }
+    for (; w->levels.count > 0; w->levels.count--) {
+        struct index_level *level = &w->levels.at[w->levels.count - 1];
+        if (level->count == 0)
+            continue;
+        level->count--;
+        w->directory = level->directory;
+        w->position = level->next++;
+        w->path.count = level->path_len;
+        int r = w->has_paths ? index_name(w->index, w->position, &name, &len) : 1;
+        if (r == 0)
+            r = vector_append(&w->path, name, len);
+        if (r == 0)
+            r = vector_push(&w->path, '\0');
+        return r < 0 ? r : 1;
+    }
+    return 0;
+}
+
+void index_walk_free(struct index_walk *w)
+{
+    vector_free(&w->path);
+    vector_free(&w->levels);
+}
+
 int index_lookup(const struct index *index, uint32_t directory, const char *name, size_t len,
                  uint32_t *ret_position)
 {

@@ -18,8 +18,8 @@
  *
  * A position that the index does not have is -EINVAL everywhere.
  *
- * Threads: any function may be called from many threads at once; none allocates or locks.
- * Returned pointers are valid as long as the index.
+ * Threads: any function may be called from many threads at once; none locks, and none but
+ * index_walk_next allocates. Returned pointers are valid as long as the index.
  */
 #ifndef ONEPOT_INDEX_H
 #define ONEPOT_INDEX_H
@@ -31,6 +31,7 @@
 
 #include "fault.h"
 #include "source.h"
+#include "vector.h"
 
 struct index;
 
@@ -190,6 +191,36 @@ int index_lookup(const struct index *index, uint32_t directory, const char *name
 
 /* The directory that holds the entry; the root's is the root. */
 int index_parent(const struct index *index, uint32_t position, uint32_t *ret_parent);
+
+/*
+ * A walk over all that is below a directory. An entry comes right before what is in it, and
+ * names come in their order:
+ *
+ *     struct index_walk walk = {.index = index, .position = directory, .enters = true};
+ *     while ((r = index_walk_next(&walk)) > 0)
+ *         walk.enters = ...;
+ *     index_walk_free(&walk);
+ *
+ * A walk keeps its way on the heap, since an archive may be deeper than a call stack allows. It
+ * ends, because no entry is in two directories. One thread uses it at a time.
+ */
+struct index_level {
+    uint32_t directory, next, count; /* of the children that are still to come */
+    size_t path_len;                 /* of the directory itself, its slash included */
+};
+
+struct index_walk {
+    const struct index *index;
+    uint32_t position, directory; /* of the entry, and of what it is in */
+    bool enters;       /* go on in it, if it is a directory; each step takes this back */
+    bool has_paths;    /* each entry has its path below the first directory: */
+    VECTOR(char) path; /* with a NUL */
+    VECTOR(struct index_level) levels; /* the directories that the entry is in */
+};
+
+/* 1; 0: that was all. After an error of index_children the walk can go on. -ENOMEM. */
+int index_walk_next(struct index_walk *walk);
+void index_walk_free(struct index_walk *walk);
 
 /*
  * The entry at a path relative to the root. Leading, trailing and double slashes and "." are

@@ -2,9 +2,7 @@
  * onepot ls: list an archive's contents, from its index alone.
  *
  * Names come in the order of the index: byte order within a directory. With -R every line is a
- * path, so that a script can use the lines unchanged. The walk keeps its own stack on the heap,
- * since an archive may be deeper than a call stack allows. It ends, because index_children
- * gives no entry to two directories.
+ * path, so that a script can use the lines unchanged.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,7 +13,6 @@
 #include "cli.h"
 #include "commands.h"
 #include "json.h"
-#include "vector.h"
 
 static int ls_main(int argc, char **argv);
 
@@ -173,56 +170,20 @@ static int print_entry(struct listing *l, const char *path, size_t len, uint32_t
     return 0;
 }
 
-/* ---- the walk ---- */
-
-struct level {
-    uint32_t next, end; /* children still to be listed */
-    size_t path_len;    /* of the directory itself, its slash included */
-};
-
-struct walk {
-    VECTOR(struct level) levels;
-    VECTOR(char) path;
-};
-
-static int walk_enter(struct walk *w, const struct index *index, uint32_t directory,
-                      size_t path_len)
-{
-    uint32_t first, count;
-    int r = index_children(index, directory, &first, &count);
-    return r < 0 ? r : vector_push(&w->levels, (struct level){first, first + count, path_len});
-}
-
 /* List a directory, and with -R each one in it behind its name. */
 static int list_directory(struct listing *l, uint32_t directory)
 {
-    struct walk w = {0};
-    int r = walk_enter(&w, l->index, directory, 0);
-    while (r == 0 && w.levels.count > 0 && !ferror(stdout)) {
-        struct level *level = &w.levels.at[w.levels.count - 1];
-        if (level->next == level->end) {
-            w.levels.count--;
-            continue;
-        }
-        uint32_t position = level->next++;
-        const char *name;
-        size_t len;
-        struct node node;
-        r = index_name(l->index, position, &name, &len);
+    struct index_walk w = {
+        .index = l->index, .position = directory, .enters = true, .has_paths = true};
+    struct node node;
+    int r = 0;
+    while (r == 0 && !ferror(stdout) && (r = index_walk_next(&w)) > 0) {
+        r = index_node(l->index, w.position, &node);
         if (r == 0)
-            r = index_node(l->index, position, &node);
-        w.path.count = level->path_len;
-        if (r == 0)
-            r = vector_append(&w.path, name, len);
-        if (r == 0)
-            r = vector_push(&w.path, '/'); /* of the directory, if it is one */
-        if (r == 0)
-            r = print_entry(l, w.path.at, w.path.count - 1, position, &node);
-        if (r == 0 && l->recursive && S_ISDIR(node.mode))
-            r = walk_enter(&w, l->index, position, w.path.count);
+            r = print_entry(l, w.path.at, w.path.count - 1, w.position, &node);
+        w.enters = r == 0 && l->recursive && S_ISDIR(node.mode);
     }
-    vector_free(&w.levels);
-    vector_free(&w.path);
+    index_walk_free(&w);
     return r;
 }
 

@@ -61,13 +61,6 @@ struct large {
     struct checksum *state; /* NULL: no sum to compare with */
 };
 
-/* A folder that exists. */
-struct made_folder {
-    uint32_t position;
-    uint32_t depth; /* the root's is 0 */
-    uint32_t next;  /* as `unvisited`: the folder to visit after all below this one */
-};
-
 #define READ_BACK_BYTES (256u << 10) /* the buffer of a thread */
 
 struct link_name {
@@ -87,10 +80,8 @@ struct extraction {
     uid_t uid;     /* owner that new files get */
     gid_t gid;
 
-    uint8_t *flags; /* ENTRY_*, one for each entry; written by one thread at a time */
-    VECTOR(struct made_folder) made; /* in the order of creation, the root first */
-    uint32_t visited;                /* the folder whose children are being made */
-    uint32_t unvisited;              /* the next one + 1; 0: none */
+    uint8_t *flags;        /* ENTRY_*, one for each entry; written by one thread at a time */
+    VECTOR(uint32_t) made; /* folders, in the order of creation, the root first */
     struct extractor *extractors;
     VECTOR(struct link_name) links; /* names of inodes with several, sorted */
     VECTOR(struct large) large;     /* sorted by position */
@@ -575,24 +566,15 @@ static int tree_make_new_folder(struct extraction *x, int parent_fd, const char 
     return 0;
 }
 
-/* Add an existing folder that is not yet visited. -ENOMEM. */
-static int tree_add_folder(struct extraction *x, uint32_t position)
-{
-    uint32_t depth = x->made.count ? x->made.at[x->visited].depth + 1 : 0;
-    int r = vector_push(&x->made, (struct made_folder){position, depth, x->unvisited});
-    if (r == 0)
-        x->unvisited = (uint32_t)x->made.count;
-    return r;
-}
-
-/* Make the folder at `position` in the visited folder. Problems are reported. -ENOMEM. */
-static int tree_make_folder(struct extractor *e, const struct node *node, uint32_t position)
+/* Make the folder that the walk meets, and go into it. Problems are reported. -ENOMEM. */
+static int tree_make_folder(struct extractor *e, const struct node *node, struct index_walk *w)
 {
     struct extraction *x = e->x;
+    uint32_t position = w->position;
     char name[INDEX_NAME_MAX + 1];
     bool at_once = false, is_new = false;
     int fd, r = -ENAMETOOLONG; /* only in an index forged to be so deep */
-    if (x->made.at[x->visited].depth < DEPTH_MAX)
+    if (w->levels.count <= DEPTH_MAX)
         r = folders_find(e, position, &fd, name);
     if (r == 0) {
         at_once = has_mode_at_once(x, node, e->directory);
@@ -606,7 +588,8 @@ static int tree_make_folder(struct extractor *e, const struct node *node, uint32
     x->flags[position] |= ENTRY_MADE;
     if (is_new)
         x->flags[position] |= at_once ? ENTRY_NEW | ENTRY_HAS_MODE : ENTRY_NEW;
-    return tree_add_folder(x, position);
+    w->enters = true;
+    return vector_push(&x->made, position);
 }
 
 /* ---- attributes of folders ---- */
@@ -638,7 +621,7 @@ static int tree_finish_folders(struct extractor *e)
 {
     struct extraction *x = e->x;
     for (size_t i = x->made.count; i-- > 0;) {
-        uint32_t position = x->made.at[i].position;
+        uint32_t position = x->made.at[i];
         if (workers_stopped(&x->workers))
             return x->workers.error ? x->workers.error : -EINTR;
         if (!(x->flags[position] & ENTRY_MADE))
@@ -1161,11 +1144,13 @@ static int add_first_names(struct extraction *x)
     return r;
 }
 
-static int visit_child(struct extractor *e, uint32_t position, uint8_t inherited, uint64_t *key)
+/* Make a folder, or list what is none. */
+static int visit_entry(struct extractor *e, struct index_walk *w, uint64_t *key)
 {
     struct extraction *x = e->x;
+    uint32_t position = w->position;
     struct node node;
-    x->flags[position] |= inherited;
+    x->flags[position] |= x->flags[w->directory] & ENTRY_WANTED;
     if (!(x->flags[position] & (ENTRY_WANTED | ENTRY_ON_THE_WAY)))
         return 0;
     int r = index_node(x->index, position, &node);
@@ -1178,44 +1163,32 @@ static int visit_child(struct extractor *e, uint32_t position, uint8_t inherited
         if (S_ISCHR(node.mode) || S_ISBLK(node.mode))
             return 0;
     }
-    if (S_ISDIR(node.mode)) {
-        r = tree_make_folder(e, &node, position);
-        return r < 0 ? r : x->workers.error;
-    }
+    if (S_ISDIR(node.mode))
+        return tree_make_folder(e, &node, w);
     if (node.position != position || node.nlink > 1)
         return vector_push(&x->links, (struct link_name){node.position, position});
     return add_work(x, &node, position, key);
 }
 
-/* Go through a folder's children: make the folders, list the rest. */
-static int visit_folder(struct extractor *e, uint32_t position, uint64_t *key)
-{
-    struct extraction *x = e->x;
-    uint32_t first, count;
-    int r = index_children(x->index, position, &first, &count);
-    if (r < 0) {
-        extract_problem(x, position, r, FAULT_NO_OFFSET, "the directory can't be read");
-        return 0;
-    }
-    for (uint32_t c = 0; r == 0 && c < count; c++)
-        r = visit_child(e, first + c, x->flags[position] & ENTRY_WANTED, key);
-    return r;
-}
-
 static int visit_all(struct extractor *e)
 {
     struct extraction *x = e->x;
+    struct index_walk w = {.index = x->index, .position = INDEX_ROOT, .enters = true};
     uint64_t key = 0;
     if (x->root_made)
         x->flags[INDEX_ROOT] |= ENTRY_MADE | ENTRY_NEW;
-    int r = tree_add_folder(x, INDEX_ROOT);
-    while (r == 0 && x->unvisited) {
-        x->visited = x->unvisited - 1;
-        x->unvisited = x->made.at[x->visited].next;
-        r = visit_folder(e, x->made.at[x->visited].position, &key);
+    int r = vector_push(&x->made, INDEX_ROOT);
+    while (r == 0 && (r = index_walk_next(&w)) != 0) {
+        if (r < 0 && r != -ENOMEM) {
+            extract_problem(x, w.position, r, FAULT_NO_OFFSET, "the directory can't be read");
+            r = 0;
+        } else if (r > 0) {
+            r = visit_entry(e, &w, &key);
+        }
         if (r == 0 && workers_stopped(&x->workers))
             r = x->workers.error ? x->workers.error : -EINTR;
     }
+    index_walk_free(&w);
     if (r == 0)
         r = add_first_names(x);
     if (x->large.count)

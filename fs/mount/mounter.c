@@ -851,39 +851,22 @@ static void add_node(const struct mounter *m, const struct node *node, uint32_t 
         sum->bytes += (node->data_bytes + page - 1) / page * page;
 }
 
-/*
- * All below the root that is shown. The index is in breadth-first order: what lies in one range
- * of entries lies in one range, too.
- */
+/* The root that is shown, and all below it. */
 static int measure_tree(const struct mounter *m, struct amount *ret_need)
 {
-    const struct index *index = m->fileset->index;
+    struct index_walk w = {.index = m->fileset->index, .position = m->root};
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t first = m->root, end = first + 1;
-    struct amount sum = {0};
-    int r = 0;
+    struct node node;
+    int r;
 
-    while (r == 0 && first < end) {
-        uint64_t next = UINT32_MAX, next_end = 0;
-        for (uint64_t at = first; r == 0 && at < end; at++) {
-            struct node node;
-            uint32_t child, count = 0;
-            r = index_node(index, (uint32_t)at, &node);
-            if (r == 0)
-                add_node(m, &node, (uint32_t)at, page, &sum);
-            if (r == 0 && S_ISDIR(node.mode))
-                r = index_children(index, (uint32_t)at, &child, &count);
-            if (r == 0 && count) {
-                next = min_u64(next, child);
-                next_end = max_u64(next_end, (uint64_t)child + count);
-            }
-        }
-        if (r == 0 && next < end && next < next_end)
-            r = -EUCLEAN; /* only a forged index leads back */
-        first = next;
-        end = next_end;
-    }
-    *ret_need = sum;
+    *ret_need = (struct amount){0};
+    do {
+        r = index_node(w.index, w.position, &node);
+        if (r == 0)
+            add_node(m, &node, w.position, page, ret_need);
+        w.enters = r == 0 && S_ISDIR(node.mode);
+    } while (r == 0 && (r = index_walk_next(&w)) > 0);
+    index_walk_free(&w);
     return r;
 }
 
