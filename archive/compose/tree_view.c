@@ -198,54 +198,21 @@ int view_parse_map(struct view *view, struct fault *fault)
 
 /* ---- all entries of an index ---- */
 
-/* An entry that the walk meets. Its path ends with a NUL. */
-struct view_entry {
-    uint32_t position, directory;
-    const char *path;
-    size_t len;
-    bool is_folder;
-};
+/* Takes the entry that the walk meets. 1: go on in it, if it is a directory; 0; or an error. */
+typedef int view_visit(void *ctx, const struct index_walk *w);
 
-/* 1: go on in it, if it is a directory; 0; or an error. */
-typedef int view_visit(void *ctx, const struct view_entry *entry);
-
-/* Visit all entries below a directory, the ones in it first. */
+/* Visit all entries below a directory. */
 static int view_walk(const struct index *index, uint32_t root, view_visit *visit, void *ctx)
 {
-    VECTOR(uint32_t) dirs = {0};
-    char path[2 * INDEX_PATH_MAX];
-    int r = vector_push(&dirs, root);
-    for (size_t d = 0; r >= 0 && d < dirs.count; d++) {
-        struct view_entry e = {.directory = dirs.at[d], .path = path};
-        uint32_t first = 0, count = 0, ignored;
-        const char *name;
-        size_t at = 0, len;
-        r = index_children(index, e.directory, &first, &count);
-        if (r == 0)
-            r = index_path(index, e.directory, path, INDEX_PATH_MAX + 1, &at);
-        if (at > 0)
-            path[at++] = '/';
-        for (uint32_t i = first; r >= 0 && i < first + count; i++) {
-            r = index_name(index, i, &name, &len);
-            if (r < 0)
-                break;
-            if (at + len > INDEX_PATH_MAX) /* nothing can name it */
-                continue;
-            memcpy(path + at, name, len);
-            path[at + len] = '\0';
-            r = index_children(index, i, &ignored, &ignored);
-            if (r < 0 && r != -ENOTDIR)
-                break;
-            e.position = i;
-            e.len = at + len;
-            e.is_folder = r == 0;
-            r = visit(ctx, &e);
-            if (r == 1 && e.is_folder)
-                r = vector_push(&dirs, i);
+    struct index_walk w = {.index = index, .position = root, .enters = true, .has_paths = true};
+    int r = 0;
+    while (r >= 0 && (r = index_walk_next(&w)) > 0)
+        if (w.path.count <= INDEX_PATH_MAX + 1) { /* else nothing can name it */
+            r = visit(ctx, &w);
+            w.enters = r == 1;
         }
-    }
-    vector_free(&dirs);
-    return r < 0 ? r : 0;
+    index_walk_free(&w);
+    return r;
 }
 
 /* ---- what is shown of an index ---- */
@@ -289,27 +256,32 @@ static int view_mark(const struct index *index, uint8_t *marks, uint32_t positio
 }
 
 /* Mark what patterns show. */
-static int visit_matched(void *ctx, const struct view_entry *e)
+static int visit_matched(void *ctx, const struct index_walk *w)
 {
     struct showing *s = ctx;
-    int verdict = view_choose(&s->filter, e->path, e->len, e->is_folder);
+    uint32_t ignored;
+    int r = index_children(s->index, w->position, &ignored, &ignored);
+    if (r < 0 && r != -ENOTDIR)
+        return r;
+    const bool is_folder = r == 0;
+    int verdict = view_choose(&s->filter, w->path.at, w->path.count - 1, is_folder);
     if (verdict == VIEW_SHOWN) {
         s->any = true;
-        int r = view_mark(s->index, s->matched, e->position, e->directory);
-        return r < 0 ? r : 1;
+        r = view_mark(s->index, s->matched, w->position, w->directory);
+        return r < 0 ? r : is_folder;
     }
-    return verdict == VIEW_NOTHING ? view_reaches(s->view, e->path, e->len)
+    return verdict == VIEW_NOTHING ? view_reaches(s->view, w->path.at, w->path.count - 1)
            : verdict < 0           ? verdict
                                    : 0;
 }
 
 /* Mark what is matched below a directory that is listed whole. */
-static int visit_whole(void *ctx, const struct view_entry *e)
+static int visit_whole(void *ctx, const struct index_walk *w)
 {
     struct showing *s = ctx;
-    if (!is_marked(s->matched, e->position))
+    if (!is_marked(s->matched, w->position))
         return 0;
-    int r = view_mark(s->index, s->listed, e->position, e->directory);
+    int r = view_mark(s->index, s->listed, w->position, w->directory);
     return r < 0 ? r : 1;
 }
 
@@ -346,15 +318,15 @@ static int view_make_table(struct view *view)
     return r;
 }
 
-static int visit_picked(void *ctx, const struct view_entry *e)
+static int visit_picked(void *ctx, const struct index_walk *w)
 {
     struct showing *s = ctx;
     uint64_t number;
-    int r = map_get(&s->view->table, view_key(e->path, e->len), &number);
+    int r = map_get(&s->view->table, view_key(w->path.at, w->path.count - 1), &number);
     if (r < 0)
         return 1;
     do
-        r = vector_push(&s->picks, number << 32 | e->position);
+        r = vector_push(&s->picks, number << 32 | w->position);
     while (r == 0 && (number = s->view->next_equal[number]) != 0);
     return r < 0 ? r : 1;
 }
@@ -456,7 +428,7 @@ static int names_show_all(struct showing *s)
     uint32_t position, directory;
     int r = count < UINT32_MAX ? 0 : -EOVERFLOW;
     if (r == 0 && view->next_equal && index_info(s->index)->entries < count) {
-        const struct view_entry root = {.path = ""};
+        const struct index_walk root = {.path = {.at = (char[]){""}, .count = 1}};
         r = visit_picked(s, &root);
         if (r >= 0)
             r = view_walk(s->index, INDEX_ROOT, visit_picked, s);
@@ -501,11 +473,12 @@ struct view_check {
     size_t left;
 };
 
-static int visit_shown(void *ctx, const struct view_entry *e)
+static int visit_shown(void *ctx, const struct index_walk *w)
 {
     struct view_check *c = ctx;
     uint64_t number;
-    if (c->left > 0 && map_get(&c->names, view_key(e->path, e->len), &number) == 0 &&
+    if (c->left > 0 &&
+        map_get(&c->names, view_key(w->path.at, w->path.count - 1), &number) == 0 &&
         !c->found[number]) {
         c->found[number] = true;
         c->left--;
