@@ -1061,6 +1061,43 @@ static int member_bind(struct builder *b, struct place *place, uint32_t inode)
     return 0;
 }
 
+/* The inode that `target` has now. */
+static int link_find_target(struct builder *b, const struct place *link, const char *target,
+                            size_t target_len, uint32_t *ret_inode)
+{
+    struct place place = {.path = target, .len = target_len};
+    struct spot spot;
+    int r = builder_locate(b, &place, false, &spot);
+    if (r == 0 && spot.len > 0 && !spot.found)
+        r = -ENOENT;
+    int shown = target_len < 100 ? (int)target_len : 100;
+    if (r == -ENOMEM)
+        return r;
+    if (r < 0)
+        return builder_refuse(link, -ENOENT,
+                              "is a hard link to '%.*s', which no member before it is", shown,
+                              target);
+    uint32_t inode = b->names.at[spot.found].inode;
+    if (is_directory_inode(b, inode))
+        return builder_refuse(link, -EPERM, "is a hard link to the directory '%.*s'", shown,
+                              target);
+    *ret_inode = inode;
+    return 0;
+}
+
+static int link_add(struct builder *b, struct place *place, uint32_t inode)
+{
+    const struct builder_inode *target = &b->inodes.at[inode];
+    if (target->nlink >= NLINK_MAX)
+        return builder_refuse(place, -EMLINK, "is one link more than a file can have");
+    const struct disk_attr *attr = inode_attr(b, inode);
+    place->uid = attr->uid;
+    place->gid = attr->gid;
+    place->mtime_sec = (int64_t)(target->mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
+    place->mtime_nsec = (uint32_t)(target->mtime & ((1u << DISK_NSEC_BITS) - 1));
+    return member_bind(b, place, inode);
+}
+
 int builder_add(struct builder *b, const char *path, size_t len, const struct member *member,
                 struct fault *fault, uint32_t *ret_inode)
 {
@@ -1076,6 +1113,12 @@ int builder_add(struct builder *b, const char *path, size_t len, const struct me
         .mtime_sec = member->mtime_sec,
         .mtime_nsec = member->mtime_nsec,
     };
+    if (member->is_hardlink) {
+        int r = link_find_target(b, &place, member->link, member->link_len, ret_inode);
+        if (r == 0)
+            r = link_add(b, &place, *ret_inode);
+        return r == -ENOMEM ? member_no_memory(b, fault) : r;
+    }
     struct builder_inode inode;
     bool is_wide = false, is_new = true;
     uint32_t number = 0;
@@ -1141,60 +1184,6 @@ int builder_has(struct builder *b, const char *path, size_t len)
     struct spot spot;
     int r = builder_locate(b, &place, false, &spot);
     return r == -ENOENT ? 0 : r < 0 ? r : spot.len == 0 || spot.found;
-}
-
-/* The inode that `target` has now. */
-static int link_find_target(struct builder *b, const struct place *link, const char *target,
-                            size_t target_len, uint32_t *ret_inode)
-{
-    struct place place = {.path = target, .len = target_len};
-    struct spot spot;
-    int r = builder_locate(b, &place, false, &spot);
-    if (r == 0 && spot.len > 0 && !spot.found)
-        r = -ENOENT;
-    int shown = target_len < 100 ? (int)target_len : 100;
-    if (r == -ENOMEM)
-        return r;
-    if (r < 0)
-        return builder_refuse(link, -ENOENT,
-                              "is a hard link to '%.*s', which no member before it is", shown,
-                              target);
-    uint32_t inode = b->names.at[spot.found].inode;
-    if (is_directory_inode(b, inode))
-        return builder_refuse(link, -EPERM, "is a hard link to the directory '%.*s'", shown,
-                              target);
-    *ret_inode = inode;
-    return 0;
-}
-
-static int link_add(struct builder *b, struct place *place, uint32_t inode)
-{
-    const struct builder_inode *target = &b->inodes.at[inode];
-    if (target->nlink >= NLINK_MAX)
-        return builder_refuse(place, -EMLINK, "is one link more than a file can have");
-    const struct disk_attr *attr = inode_attr(b, inode);
-    place->uid = attr->uid;
-    place->gid = attr->gid;
-    place->mtime_sec = (int64_t)(target->mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
-    place->mtime_nsec = (uint32_t)(target->mtime & ((1u << DISK_NSEC_BITS) - 1));
-    return member_bind(b, place, inode);
-}
-
-int builder_link(struct builder *b, const char *path, size_t len, const char *target,
-                 size_t target_len, uint64_t header_offset, struct fault *fault,
-                 uint32_t *ret_inode)
-{
-    if (b->is_written)
-        return -EINVAL;
-    struct place place = {path, len, header_offset, fault, .uid = 0};
-    uint32_t inode = 0;
-    int r = link_find_target(b, &place, target, target_len, &inode);
-    if (r == 0)
-        r = link_add(b, &place, inode);
-    if (r < 0)
-        return r == -ENOMEM ? member_no_memory(b, fault) : r;
-    *ret_inode = inode;
-    return 0;
 }
 
 int builder_link_inode(struct builder *b, const char *path, size_t len, uint32_t inode,

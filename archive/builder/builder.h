@@ -50,8 +50,8 @@ struct builder_piece {
 #define BUILDER_NO_BLOCK UINT32_MAX
 
 /*
- * A member of an archive, whichever way it goes. The builder takes its attributes, and gets the
- * path and what lies behind `link` by calls of their own; the writer (writer.h) takes all of it
+ * A member of an archive, whichever way it goes. The builder takes its attributes and links,
+ * and gets the path and the rest by calls of their own; the writer (writer.h) takes all of it
  * but the offsets, which it knows.
  */
 struct member {
@@ -66,12 +66,12 @@ struct member {
     enum builder_data data;
     uint64_t data_offset;   /* DATA_STORED */
     uint64_t header_offset; /* of the member's header, for messages only */
-    const char *link;       /* target of a symbolic link: 1 to 4095 bytes */
+    const char *link;       /* target of a symbolic link (1 to 4095 bytes) or hard link */
     size_t link_len;
+    bool is_hardlink; /* to `link`, an earlier path */
 
     const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
     size_t path_len;
-    bool is_hardlink; /* to `link`, an earlier path */
     const struct xattr *xattrs;
     size_t xattr_count;
     /* DATA_PIECES: offset and length of each, ascending, not empty, without overlap. */
@@ -94,14 +94,17 @@ void builder_set_archive_size(struct builder *builder, uint64_t archive_bytes);
 /*
  * Add a member. A path of "." or "/" sets the root's attributes. *ret_inode identifies the
  * inode in the calls below. A directory that comes again takes the new attributes and keeps
- * its children; one in the place of a symbolic link replaces the link. Errors, recorded with
- * the member's name and offset:
+ * its children; one in the place of a symbolic link replaces the link. A hard link is another
+ * name for the inode that its target, a path, has now; one to itself changes nothing. Errors,
+ * recorded with the member's name and offset:
  *
  *     -EINVAL        ".." in the path
  *     -ENAMETOOLONG  a name too long
  *     -ENOTDIR       below something that is not a directory, or a link out of the tree
  *     -EISDIR        a non-directory in the place of a directory with children
  *     -ELOOP         below links that form a circle
+ *     -ENOENT        a hard link to no member before this one
+ *     -EPERM         a hard link to a directory
  *     -EUCLEAN       data past the end of the archive
  *     -EOVERFLOW     more than 2^32 - 2 entries
  */
@@ -127,18 +130,9 @@ int builder_add_in(struct builder *builder, uint32_t directory, const char *name
 int builder_has(struct builder *builder, const char *path, size_t len);
 
 /*
- * Add a name for the inode that `target` (a path, made safe as above) has now. A link to
- * itself changes nothing. -ENOENT: no such member before this one; -EPERM: the target is a
- * directory.
- */
-int builder_link(struct builder *builder, const char *path, size_t len, const char *target,
-                 size_t target_len, uint64_t header_offset, struct fault *fault,
-                 uint32_t *ret_inode);
-
-/*
- * Does an error of builder_add or builder_link mean only that this member can't be shown? Then
- * the archive is still useful without it, and a back end may go on after it called
- * builder_leave_out with the reason. builder_leave_out: -ENOMEM.
+ * Does an error of builder_add mean only that this member can't be shown? Then the archive is
+ * still useful without it, and a back end may go on after it called builder_leave_out with the
+ * reason. builder_leave_out: -ENOMEM.
  */
 bool builder_may_leave_out(int err);
 int builder_leave_out(struct builder *builder, const struct fault *why);

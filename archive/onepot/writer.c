@@ -1043,16 +1043,21 @@ static int writer_add_pieces(struct writer *w, const struct member *m, uint64_t 
     return builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
 }
 
-static int writer_add_inode(struct writer *w, const struct member *m, uint64_t data_offset,
-                            struct fault *fault)
+static int writer_add_to_index(struct writer *w, const struct member *m, size_t header_len,
+                               struct fault *fault)
 {
+    uint64_t data_offset = w->tar_offset + header_len, end;
     struct member placed = *m;
+    if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
+        return fault_set(fault, -EFBIG, NULL, w->tar_offset, "archive grows too large");
     placed.data = w->framer ? DATA_PIECES : m->data;
     placed.data_offset = data_offset;
     placed.header_offset = w->tar_offset;
     const char *path = m->path_len ? m->path : ".";
     size_t path_len = m->path_len ? m->path_len : 1;
     int r = builder_add(w->builder, path, path_len, &placed, fault, &w->inode);
+    if (r < 0 || m->is_hardlink)
+        return r;
     for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
         r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
                               m->xattrs[i].value, m->xattrs[i].value_len);
@@ -1060,18 +1065,6 @@ static int writer_add_inode(struct writer *w, const struct member *m, uint64_t d
     if (r == 0 && m->data == DATA_PIECES && (!w->framer || !w->stored_bytes))
         r = writer_add_pieces(w, m, data_offset);
     return r;
-}
-
-static int writer_add_to_index(struct writer *w, const struct member *m, size_t header_len,
-                               struct fault *fault)
-{
-    uint64_t data_offset = w->tar_offset + header_len, end;
-    if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
-        return fault_set(fault, -EFBIG, NULL, w->tar_offset, "archive grows too large");
-    if (m->is_hardlink)
-        return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len,
-                            w->tar_offset, fault, &w->inode);
-    return writer_add_inode(w, m, data_offset, fault);
 }
 
 /* Would the index no longer fit in its frame? Known before more of the tar is written. */

@@ -521,16 +521,22 @@ static int member_rename(struct pour *p, struct fault *fault)
     return r < 0 ? r : member_compose(p, &p->path);
 }
 
-/* A symbolic link still leads to what it led to, if that is in the tree. */
+/*
+ * A symbolic link still leads to what it led to, if that is in the tree. A hard link's target
+ * is in p->target.
+ */
 static int member_follow(struct pour *p, struct member *m)
 {
-    if (!p->selection.is_nfc || !m->link ||
-        path_leads_out(m->path, m->path_len, m->link, m->link_len))
-        return 0;
-    p->target.count = 0;
-    int r = vector_append(&p->target, m->link, m->link_len);
-    if (r == 0)
-        r = vector_push(&p->target, '\0');
+    int r = 0;
+    if (!m->is_hardlink) {
+        if (!p->selection.is_nfc || !m->link ||
+            path_leads_out(m->path, m->path_len, m->link, m->link_len))
+            return 0;
+        p->target.count = 0;
+        r = vector_append(&p->target, m->link, m->link_len);
+        if (r == 0)
+            r = vector_push(&p->target, '\0');
+    }
     if (r == 0)
         r = member_compose(p, &p->target);
     m->link = p->target.at;
@@ -748,13 +754,15 @@ static int member_name(struct pour *p, const char *path, const struct member *b,
     return r;
 }
 
-/* The functions of struct tar_taker; the context is the struct pour. */
+/* Of struct tar_taker; the context is the struct pour. */
 static int pour_add(void *ctx, const char *path, const struct member *b, struct archive *a,
                     struct archive_entry *entry, struct fault *fault)
 {
     struct pour *p = ctx;
     bool is_folder = S_ISDIR(b->mode);
     int r = member_name(p, path, b, is_folder, fault);
+    if (r == 0 && b->is_hardlink)
+        r = member_clean(b->link, &p->target);
     if (r < 0 || member_is_excluded(p, is_folder))
         return r;
     r = member_rename(p, fault);
@@ -765,6 +773,12 @@ static int pour_add(void *ctx, const char *path, const struct member *b, struct 
         r = member_follow(p, &m);
     if (r < 0)
         return r;
+    if (m.is_hardlink) {
+        m.data = DATA_STORED;
+        return strcmp(m.path, m.link) == 0 && writer_has(p->writer, m.path, m.path_len) == 1
+                   ? 0 /* to itself */
+                   : member_put_header(p, &m, fault);
+    }
     r = tar_take_attributes(entry, member_take_attribute, p, &p->odd);
     pax_xattrs_sort(&p->xattrs);
     m.xattrs = p->xattrs.at;
@@ -777,33 +791,6 @@ static int pour_add(void *ctx, const char *path, const struct member *b, struct 
     if (r == 0 && pax_stored_bytes(&m) > 0)
         r = member_put_data(p, &m, a, fault);
     return r;
-}
-
-static int pour_link(void *ctx, const char *path, const char *target, const struct member *b,
-                     struct fault *fault)
-{
-    struct pour *p = ctx;
-    int r = member_name(p, path, b, false, fault);
-    if (r == 0)
-        r = member_clean(target, &p->target);
-    if (r < 0 || member_is_excluded(p, false))
-        return r;
-    r = member_rename(p, fault);
-    if (r == 0)
-        r = member_compose(p, &p->target);
-    if (r < 0)
-        return r;
-    if (strcmp(p->path.at, p->target.at) == 0 &&
-        writer_has(p->writer, p->path.at, p->path.count - 1) == 1)
-        return 0; /* to itself */
-    struct member m = *b;
-    m.path = p->path.at;
-    m.path_len = p->path.count - 1;
-    m.data = DATA_STORED;
-    m.link = p->target.at;
-    m.link_len = p->target.count - 1;
-    m.is_hardlink = true;
-    return member_put_header(p, &m, fault);
 }
 
 void pour_free(struct pour *p)
@@ -1046,41 +1033,28 @@ static int container_check_end(struct container *c, const char *last)
 
 /* ---- members ---- */
 
-static int container_describe(struct container *c, struct archive_entry *entry,
-                              const char *path, struct fault *fault, struct member *ret_member)
+/* `target`: of a hard link; NULL: it is none. */
+static int container_add(struct container *c, struct archive_entry *entry, const char *path,
+                         const char *target, struct fault *fault)
 {
     uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
-    struct member m = {.header_offset = offset};
+    struct member m = {.header_offset = offset,
+                       .is_hardlink = target,
+                       .link = target,
+                       .link_len = target ? strlen(target) : 0};
     tar_describe(entry, &m, &c->p->odd);
-    int r = tar_describe_type(entry, &m);
+    int r = target ? 0 : tar_describe_type(entry, &m);
     if (r < 0)
         return fault_set(fault, -EINVAL, path, offset,
                          r == -EINVAL ? "is a symbolic link without a target"
                                       : "is of a type that no directory has");
-    if (S_ISREG(m.mode)) {
+    if (!target && S_ISREG(m.mode)) {
         if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
             return fault_set(fault, -EINVAL, path, offset,
                              "has no size that is known before its end");
         m.size_bytes = (uint64_t)archive_entry_size(entry);
     }
-    *ret_member = m;
-    return 0;
-}
-
-static int container_add(struct container *c, struct archive_entry *entry, const char *path,
-                         struct fault *fault)
-{
-    struct member m;
-    int r = container_describe(c, entry, path, fault, &m);
-    return r < 0 ? r : pour_add(c->p, path, &m, c->archive, entry, fault);
-}
-
-static int container_link(struct container *c, const char *path, const char *target,
-                          struct archive_entry *entry, struct fault *fault)
-{
-    struct member m = {.header_offset = (uint64_t)archive_read_header_position(c->archive)};
-    tar_describe(entry, &m, &c->p->odd);
-    return pour_link(c->p, path, target, &m, fault);
+    return pour_add(c->p, path, &m, c->archive, entry, fault);
 }
 
 /* Leaves the member out, if `r` allows that. */
@@ -1103,7 +1077,7 @@ static int links_release(struct container *c, struct links *l)
         struct fault own = {0};
         if (r == 0)
             r = container_settle(
-                c, container_link(c, l->waiting.at[i], l->first, l->entry, &own), &own);
+                c, container_add(c, l->entry, l->waiting.at[i], l->first, &own), &own);
         free(l->waiting.at[i]);
     }
     l->waiting.count = 0;
@@ -1146,10 +1120,10 @@ static int container_add_named(struct container *c, struct archive_entry *entry,
     if (r < 0)
         return r;
     if (l->first)
-        return container_link(c, path, l->first, entry, fault);
+        return container_add(c, entry, path, l->first, fault);
     if (archive_entry_size(entry) == 0)
         return links_wait(l, entry, path);
-    r = container_add(c, entry, path, fault);
+    r = container_add(c, entry, path, NULL, fault);
     if (r == 0 && !(l->first = strdup(path)))
         r = -ENOMEM;
     return r == 0 ? links_release(c, l) : r;
@@ -1163,7 +1137,8 @@ static int pour_end_links(struct container *c)
         struct links *l = &c->files.at[i];
         struct fault own = {0};
         if (r == 0 && l->waiting.count) {
-            r = container_settle(c, container_add(c, l->entry, l->waiting.at[0], &own), &own);
+            r = container_settle(c, container_add(c, l->entry, l->waiting.at[0], NULL, &own),
+                                 &own);
             l->first = strdup(l->waiting.at[0]);
             if (r == 0)
                 r = l->first ? links_release(c, l) : -ENOMEM;
@@ -1211,10 +1186,8 @@ static int container_take(struct container *c, struct archive_entry *entry)
     else if (strcmp(c->format->name, "cpio") == 0 && archive_entry_nlink(entry) > 1 &&
              (target || archive_entry_filetype(entry) == AE_IFREG))
         r = container_add_named(c, entry, path, &own);
-    else if (target)
-        r = container_link(c, path, target, entry, &own);
     else
-        r = container_add(c, entry, path, &own);
+        r = container_add(c, entry, path, target, &own);
     return container_settle(c, r, &own);
 }
 
@@ -1292,7 +1265,6 @@ static int pour_tar(struct pour *p, struct pour_stream *s)
     };
     const struct tar_taker taker = {
         .add = pour_add,
-        .link = pour_link,
         .leave_out = pour_leave_out,
         .ctx = p,
     };

@@ -971,9 +971,12 @@ static int tar_walk_add_named(struct walk *w, const char *path, struct member *m
 static int tar_walk_add_link(struct walk *w, const char *path, const char *target,
                              struct member *member)
 {
-    int r = w->taker ? w->taker->link(w->taker->ctx, path, target, member, w->fault)
-                     : builder_link(w->builder, path, strlen(path), target, strlen(target),
-                                    member->header_offset, w->fault, &w->inode);
+    struct member link = *member;
+    link.is_hardlink = true;
+    link.link = target;
+    link.link_len = strlen(target);
+    int r = w->taker ? w->taker->add(w->taker->ctx, path, &link, w->archive, w->entry, w->fault)
+                     : builder_add(w->builder, path, strlen(path), &link, w->fault, &w->inode);
     if (r == -ENOENT && member->size_bytes > 0) {
         *w->fault = (struct fault){0};
         return tar_walk_add_named(w, path, member);

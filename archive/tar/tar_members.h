@@ -40,8 +40,6 @@ struct tar_taker {
     /* The data can be read from `a`, and need not be. */
     int (*add)(void *ctx, const char *path, const struct member *member, struct archive *a,
                struct archive_entry *entry, struct fault *fault);
-    int (*link)(void *ctx, const char *path, const char *target, const struct member *member,
-                struct fault *fault);
     int (*leave_out)(void *ctx, const struct fault *why);
     void *ctx;
 };

@@ -275,8 +275,9 @@ static void add_others(struct builder *b)
     require(builder_add(b, "d/e/sparse", 10, &m, NULL, &inode) == 0 &&
             builder_set_pieces(b, inode, ranges, 2) == 0 &&
             builder_add_xattr(b, inode, "user.a", 6, "1", 1) == 0 &&
-            builder_add_xattr(b, inode, "user.b", 6, "", 0) == 0 &&
-            builder_link(b, "link", 4, "d/e/sparse", 10, 0, NULL, &inode) == 0);
+            builder_add_xattr(b, inode, "user.b", 6, "", 0) == 0);
+    m = (struct member){.is_hardlink = true, .link = "d/e/sparse", .link_len = 10};
+    require(builder_add(b, "link", 4, &m, NULL, &inode) == 0);
     m = (struct member){.mode = S_IFLNK | 0777, .link = "d/e", .link_len = 3, .mtime_sec = -1};
     require(builder_add(b, "d/symlink", 9, &m, NULL, &inode) == 0);
     m = (struct member){.mode = S_IFCHR | 0600, .rdev_major = 1, .rdev_minor = 300};

@@ -110,7 +110,9 @@ static inline uint32_t add_link(struct builder *b, const char *path, const char 
 {
     struct fault fault = {0};
     uint32_t inode = UINT32_MAX;
-    int r = builder_link(b, path, strlen(path), target, strlen(target), 0, &fault, &inode);
+    const struct member link = {
+        .is_hardlink = true, .link = target, .link_len = strlen(target)};
+    int r = builder_add(b, path, strlen(path), &link, &fault, &inode);
     ck_assert_msg(r == 0, "%s -> %s: %d %s", path, target, r, fault.what);
     return inode;
 }

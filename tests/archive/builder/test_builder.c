@@ -257,7 +257,8 @@ START_TEST(nothing_lies_below_what_is_no_directory)
     check_refused(b, "g/..", 4, &file, -EINVAL);
     struct fault fault = {0};
     uint32_t inode;
-    ck_assert_int_eq(builder_link(b, "x", 1, "g/none", 6, 0, &fault, &inode), -ENOENT);
+    const struct member link = {.is_hardlink = true, .link = "g/none", .link_len = 6};
+    ck_assert_int_eq(builder_add(b, "x", 1, &link, &fault, &inode), -ENOENT);
     add_file(b, "g", 0, 1);
     check_refused(b, "g/none", 6, &file, -ENOTDIR);
     struct index *index = build(b, &tar_header);
@@ -483,8 +484,11 @@ START_TEST(bad_links_are_refused)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fault fault = {0};
-        int r = builder_link(b, cases[i].path, strlen(cases[i].path), cases[i].target,
-                             strlen(cases[i].target), 512, &fault, &inode);
+        const struct member link = {.header_offset = 512,
+                                    .is_hardlink = true,
+                                    .link = cases[i].target,
+                                    .link_len = strlen(cases[i].target)};
+        int r = builder_add(b, cases[i].path, strlen(cases[i].path), &link, &fault, &inode);
         ck_assert_msg(r == cases[i].err, "%s -> %s: %d", cases[i].path, cases[i].target, r);
         ck_assert_uint_eq(fault.offset, 512);
         ck_assert_str_eq(fault.member, cases[i].path);
@@ -1367,7 +1371,9 @@ static void model_step(struct model *m, struct builder *b, unsigned *seed, int n
         int t = rand_r(seed) % (m->count + 1);
         strcpy(target, t < m->count ? m->path[t] : "none");
         bool good = t < m->count && m->object[t] != -1 && model_put(m, path, m->object[t]);
-        int r = builder_link(b, path, strlen(path), target, strlen(target), 0, NULL, &inode);
+        const struct member link = {
+            .is_hardlink = true, .link = target, .link_len = strlen(target)};
+        int r = builder_add(b, path, strlen(path), &link, NULL, &inode);
         ck_assert_int_eq(r == 0, good);
     } else {
         bool good = model_put(m, path, kind == 0 ? -1 : number);
@@ -1473,7 +1479,10 @@ static void some_call(struct builder *b, unsigned *seed)
     uint32_t inode = (uint32_t)rand_r(seed) % 100;
     switch (rand_r(seed) % 5) {
     case 0:
-        builder_link(b, path, len, target, target_len, 0, NULL, &inode);
+        builder_add(
+            b, path, len,
+            &(struct member){.is_hardlink = true, .link = target, .link_len = target_len}, NULL,
+            &inode);
         break;
     case 1:
         builder_link_inode(b, path, len, inode, 0, NULL);
