@@ -441,6 +441,8 @@ int codec_unpack_part(struct codec_context *context, enum codec codec,
                       void *block, size_t size)
 {
     const struct stream *stream = codec_has_point(codec) ? stream_of_codec(codec) : NULL;
+    if (size == 0) /* no part is */
+        return -EUCLEAN;
     int r = stream ? stream->unpack(&context->memory, point, packed, packed_len, block, size)
                    : -ENOTSUP;
     if (r == 0 && !context->skip_sums && XXH3_64bits(block, size) != point->sum)

@@ -166,6 +166,10 @@ static void check_start(struct codec_context *context, const struct deflated *s,
                                         s->packed + kept->block.source_offset,
                                         kept->block.packed_bytes, out, 0, 0),
                      -ENOTSUP);
+    ck_assert_int_eq(codec_unpack_part(context, CODEC_DEFLATE_POINT, &kept->point,
+                                       s->packed + kept->block.source_offset,
+                                       kept->block.packed_bytes, out, 0),
+                     -EUCLEAN);
     for (size_t i = 0; piece <= size && i < 2; i++) {
         struct block_point point = kept->point;
         uint8_t pieces[POINT_PIECES_BYTES];
@@ -378,15 +382,18 @@ static void copy_to_source(const struct scans *scans, const struct deflated *s, 
                      (ssize_t)len);
 }
 
-/* Scans to the end or the first error. */
+/* Scans to the end or the first error. `windows`: of the parts before it, bytes in all. */
 static int scan_all_with(const struct deflated *s, struct scans *scans, int which, uint64_t end,
-                         struct fault *fault, uint32_t *ret_crc)
+                         struct fault *fault, uint32_t *ret_crc, uint64_t *ret_windows)
 {
     struct stream_scan *scan = scans->scan[which];
     struct stream_part part = {0};
     int r = stream_scan_begin(scan, FRONT, end, fault);
-    while (r == 0 && !part.is_last)
+    *ret_windows = 0;
+    while (r == 0 && !part.is_last) {
         r = stream_scan_next(scan, &scans->buffer, fault, &part);
+        *ret_windows += r == 0 ? part.point.window_bytes : 0;
+    }
     *ret_crc = scan->crc;
     ck_assert_uint_le(scan->offset, FRONT + s->packed_len + FRONT);
     return r;
@@ -398,9 +405,11 @@ static int scan_all(const struct deflated *s, struct scans *scans, uint64_t end,
 {
     struct fault zlibs = {0};
     uint32_t crc;
-    int r = scan_all_with(s, scans, 0, end, fault, ret_crc);
-    ck_assert_int_eq(r, scan_all_with(s, scans, 1, end, &zlibs, &crc));
+    uint64_t windows[2];
+    int r = scan_all_with(s, scans, 0, end, fault, ret_crc, &windows[0]);
+    ck_assert_int_eq(r, scan_all_with(s, scans, 1, end, &zlibs, &crc, &windows[1]));
     ck_assert_uint_eq(*ret_crc, crc);
+    ck_assert_uint_eq(windows[0], windows[1]);
     ck_assert_msg(strcmp(fault->what, zlibs.what) == 0 && fault->offset == zlibs.offset,
                   "%s at %llu, with zlib %s at %llu", fault->what,
                   (unsigned long long)fault->offset, zlibs.what,
