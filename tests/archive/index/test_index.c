@@ -553,6 +553,79 @@ START_TEST(a_directory_below_itself_is_not_followed)
 }
 END_TEST
 
+/* What a walk meets, with a space behind each path; below `closed` it does not go. */
+static void check_walk(const struct index *index, const char *from, const char *closed,
+                       const char *met)
+{
+    struct index_walk w = {.index = index,
+                           .position = position_of(index, from),
+                           .enters = true,
+                           .has_paths = true};
+    char text[300] = "", below[64];
+    int r;
+    while ((r = index_walk_next(&w)) > 0) {
+        uint32_t position;
+        ck_assert_uint_eq(w.path.count, strlen(w.path.at) + 1);
+        snprintf(below, sizeof(below), "%s/%s", from, w.path.at);
+        ck_assert_int_eq(index_resolve(index, below, &position), 0);
+        ck_assert_uint_eq(position, w.position);
+        ck_assert_int_eq(index_parent(index, position, &position), 0);
+        ck_assert_uint_eq(position, w.directory);
+        ck_assert(!w.enters);
+        w.enters = strcmp(w.path.at, closed) != 0;
+        strcat(strcat(text, w.path.at), " ");
+    }
+    ck_assert_int_eq(r, 0);
+    ck_assert_str_eq(text, met);
+    index_walk_free(&w);
+}
+
+START_TEST(a_walk_meets_an_entry_before_what_is_in_it)
+{
+    struct builder *b = new_builder();
+    add_file(b, "b/file", 0, 1);
+    add_dir(b, "b/empty", 0755);
+    add_link(b, "b/c/d/link", "b/file");
+    add_symlink(b, "b/c/to", "d");
+    add_file(b, "a", 0, 1);
+    add_file(b, "c", 0, 1);
+    struct index *index = build(b, &header);
+    check_walk(index, "", "", "a b b/c b/c/d b/c/d/link b/c/to b/empty b/file c ");
+    check_walk(index, "", "b/c", "a b b/c b/empty b/file c ");
+    check_walk(index, "", "b", "a b c ");
+    check_walk(index, "b/c", "", "d d/link to ");
+    check_walk(index, "b/empty", "", "");
+    check_walk(index, "b/c/to", "", "");
+    check_walk(index, "a", "", "");
+    index_close(index);
+}
+END_TEST
+
+START_TEST(a_walk_goes_on_behind_a_damaged_directory)
+{
+    struct builder *b = new_builder();
+    add_file(b, "a/b/c", 0, 1);
+    add_file(b, "a/d", 0, 1);
+    size_t len;
+    uint8_t *image = build_image(b, &header, &len);
+    struct parts p = parts_of(image);
+    p.entries[2].data = 4 | UINT64_C(9) << 32; /* more in b than there is */
+    struct index *index = NULL;
+    ck_assert_int_eq(open_changed(image, len, &index), 0);
+    struct index_walk w = {.index = index, .enters = true};
+    static const int results[] = {1, 1, -EUCLEAN, 1, 0};
+    static const uint32_t positions[] = {1, 2, 2, 3, 3};
+    for (int i = 0; i < 5; i++) {
+        ck_assert_int_eq(index_walk_next(&w), results[i]);
+        ck_assert_uint_eq(w.position, positions[i]);
+        w.enters = results[i] > 0;
+    }
+    index_walk_free(&w);
+    index_close(index);
+    free(image);
+}
+END_TEST
+
 START_TEST(an_alias_leads_to_an_inode_before_it_and_no_further)
 {
     struct builder *b = new_builder();
@@ -1146,6 +1219,8 @@ int main(void)
     tcase_add_test(tc, many_hostile_changes_at_once_do_no_harm);
     tcase_add_test(tc, directories_that_share_children_are_not_followed_twice);
     tcase_add_test(tc, a_directory_below_itself_is_not_followed);
+    tcase_add_test(tc, a_walk_meets_an_entry_before_what_is_in_it);
+    tcase_add_test(tc, a_walk_goes_on_behind_a_damaged_directory);
     tcase_add_test(tc, an_alias_leads_to_an_inode_before_it_and_no_further);
     tcase_add_test(tc, names_that_no_file_may_have_are_refused);
     tcase_add_test(tc, zeros_from_anywhere_on_never_pass_for_answers);
