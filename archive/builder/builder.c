@@ -1113,15 +1113,17 @@ int builder_add(struct builder *b, const char *path, size_t len, const struct me
         .mtime_sec = member->mtime_sec,
         .mtime_nsec = member->mtime_nsec,
     };
+    uint32_t number = 0;
     if (member->is_hardlink) {
-        int r = link_find_target(b, &place, member->link, member->link_len, ret_inode);
+        int r = link_find_target(b, &place, member->link, member->link_len, &number);
         if (r == 0)
-            r = link_add(b, &place, *ret_inode);
+            r = link_add(b, &place, number);
+        if (r == 0)
+            *ret_inode = number;
         return r == -ENOMEM ? member_no_memory(b, fault) : r;
     }
     struct builder_inode inode;
     bool is_wide = false, is_new = true;
-    uint32_t number = 0;
     int r = member_make_inode(b, &place, member, &inode, &is_wide);
     if (r == 0 && S_ISDIR(member->mode)) { /* a directory may come again, or be the root */
         struct spot spot;

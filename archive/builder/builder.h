@@ -105,6 +105,7 @@ void builder_set_archive_size(struct builder *builder, uint64_t archive_bytes);
  *     -ELOOP         below links that form a circle
  *     -ENOENT        a hard link to no member before this one
  *     -EPERM         a hard link to a directory
+ *     -EMLINK        more hard links than a file can have
  *     -EUCLEAN       data past the end of the archive
  *     -EOVERFLOW     more than 2^32 - 2 entries
  */
@@ -114,10 +115,10 @@ int builder_add(struct builder *builder, const char *path, size_t len,
 /*
  * Add a member to a directory, which an earlier call returned or which is the root (0), by its
  * name there: for callers that walk over a tree. Nothing is replaced, and links are not
- * followed. `member` NULL: another name for *inode, which is no directory. Returns 1 if there
- * is nothing to add: a directory has the name already, which is then *inode and keeps its
- * attributes, or *inode itself has. -EEXIST: something else has it. Other errors as
- * builder_add.
+ * followed; `member` is no hard link, or NULL: another name for *inode, which is no directory.
+ * Returns 1 if there is nothing to add: a directory has the name already, which is then *inode
+ * and keeps its attributes, or *inode itself has. -EEXIST: something else has it. Other errors
+ * as builder_add.
  */
 int builder_add_in(struct builder *builder, uint32_t directory, const char *name, size_t len,
                    const struct member *member, struct fault *fault, uint32_t *inode);

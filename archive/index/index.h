@@ -218,7 +218,10 @@ struct index_walk {
     VECTOR(struct index_level) levels; /* the directories that the entry is in */
 };
 
-/* 1; 0: that was all. After an error of index_children the walk can go on. -ENOMEM. */
+/*
+ * 1; 0: that was all; -ENOMEM. After an error of index_children the walk can go on. There is a
+ * path only after 1.
+ */
 int index_walk_next(struct index_walk *walk);
 void index_walk_free(struct index_walk *walk);
 

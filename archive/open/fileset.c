@@ -1771,7 +1771,9 @@ static int composed_apply(struct opening *o, int err, struct fault *fault)
 {
     struct composition *steps = &o->steps;
     int r = err;
-    if (r == 0 && !steps->done) /* composed_open_saved has looked, except for a stream's */
+    /* composed_open_saved has looked, except for a stream's. Another process may have saved it
+     * since then: it is made once more. */
+    if (r == 0 && !steps->done)
         r = o->compression || o->fileset->compression ? composed_recall(steps) : -ENOENT;
     if (r == -ENOENT && err == 0)
         r = o->options->compose->nested && o->options->only_ready ? -EAGAIN : 0;

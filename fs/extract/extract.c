@@ -3,9 +3,10 @@
  * these the selection of members, their order and their threads.
  *
  * One walk through the tree makes all folders and lists all files. A folder that can't be made
- * excludes everything below it. The walk goes depth first, so it only needs descriptors of the
- * folders made last, however deep the tree is. Names of inodes with several are put aside: the
- * first wanted name becomes the file, and the others are linked to it once all files exist.
+ * excludes everything below it. The walk goes depth first, so it needs few descriptors, however
+ * deep the tree is: those of the folders made last, and on the way back up some opened anew.
+ * Names of inodes with several are put aside: the first wanted name becomes the file, and the
+ * others are linked to it once all files exist.
  */
 #include "extract.h"
 
