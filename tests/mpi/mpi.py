@@ -206,6 +206,9 @@ class Nodes:
 
     def test_onepot_that_is_stopped_is_left_behind_until_it_goes_on(self):
         hangs = "onepot has ended or hangs on node %s (rank 2)" % socket.gethostname()[:63]
+        self.bytes = archive_of(4 * BYTES)  # it may hand some blocks ahead; the others have to miss one
+        for node in range(NODES):
+            self.write(node, self.bytes)
         for program, call in (("impatient", 2), ("impatient broadcasts", 3)):
             with self.subTest(program=program):
                 said = self.play(program, "halt:2:%d" % call, options=[])
