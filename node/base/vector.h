@@ -24,32 +24,14 @@
         size_t count, capacity;                                                                \
     }
 
-/*
- * Make room for `more` items beyond `count`: 0 or -ENOMEM. A quarter more than needed is
- * allocated, not twice as much: large blocks grow without being copied, and a limit on a
- * process's memory counts unused room, too.
- */
-static inline int vector_grow(void *at, size_t count, size_t more, size_t *capacity,
-                              size_t item_bytes)
-{
-    size_t need, room;
-    if (__builtin_add_overflow(count, more, &need))
-        return -ENOMEM;
-    if (need <= *capacity)
-        return 0;
-    if (__builtin_add_overflow(need, need / 4 + 8, &room))
-        return -ENOMEM;
-    void *p = reallocarray(*(void **)at, room, item_bytes);
-    if (!p)
-        return -ENOMEM;
-    *(void **)at = p;
-    *capacity = room;
-    return 0;
-}
+/* What vector_reserve calls where there is no room: 0 or -ENOMEM. */
+int vector_grow(void *at, size_t count, size_t more, size_t *capacity, size_t item_bytes);
 
-/* The same for a vector: 0 or -ENOMEM. */
+/* Make room for `more` items beyond `count`: 0 or -ENOMEM. */
 #define vector_reserve(v, more)                                                                \
-    vector_grow(&(v)->at, (v)->count, (more), &(v)->capacity, sizeof(*(v)->at))
+    ((v)->capacity - (v)->count >= (more)                                                      \
+         ? 0                                                                                   \
+         : vector_grow(&(v)->at, (v)->count, (more), &(v)->capacity, sizeof(*(v)->at)))
 
 /* Add one item at the end: 0 or -ENOMEM. The item may be a compound literal. */
 #define vector_push(v, ...)                                                                    \
@@ -57,7 +39,7 @@ static inline int vector_grow(void *at, size_t count, size_t more, size_t *capac
 
 /* Add `n` items from an array at the end: 0 or -ENOMEM. */
 #define vector_append(v, items, n)                                                             \
-    (vector_reserve((v), (n)) < 0                                                              \
+    (vector_reserve(v, n) < 0                                                                  \
          ? -ENOMEM                                                                             \
          : ((n) ? (void)memcpy((v)->at + (v)->count, (items), (n) * sizeof(*(v)->at))          \
                 : (void)0,                                                                     \

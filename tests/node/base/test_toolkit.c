@@ -144,7 +144,8 @@ END_TEST
 START_TEST(vector_appends_arrays_of_any_length)
 {
     VECTOR(char) v = {0};
-    ck_assert_int_eq(vector_append(&v, "", 0), 0);
+    const size_t none = 0;
+    ck_assert_int_eq(vector_append(&v, "", none), 0);
     ck_assert_int_eq(vector_append(&v, "one", 3), 0);
     ck_assert_int_eq(vector_append(&v, "pot", 4), 0);
     ck_assert_str_eq(v.at, "onepot");
