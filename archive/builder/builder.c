@@ -888,15 +888,20 @@ static int path_find_directory(struct builder *b, struct place *place, size_t le
     return 0;
 }
 
-/* Split a path into its directory and its last name; a length of 0 means the root. */
-static int path_split(const struct place *place, size_t *ret_dir_len, const char **ret_name,
-                      size_t *ret_len)
+/*
+ * Resolve a path: its directory, and what its last name is there; the root has no name.
+ * `create` creates missing directories on its way; without it they are -ENOENT. Other errors:
+ * see builder_add; -ELOOP: too many symbolic links.
+ */
+static int builder_locate(struct builder *b, struct place *place, bool create,
+                          struct spot *ret_spot)
 {
     const char *path = place->path;
     size_t end = place->len;
+    *ret_spot = (struct spot){.dir = 0};
     if (memchr(path, '\0', end))
         return builder_refuse(place, -EINVAL, "has a zero byte in its name");
-    for (;;) {
+    for (;;) { /* without slashes and dots at its end */
         while (end > 0 && path[end - 1] == '/')
             end--;
         if (end > 0 && path[end - 1] == '.' && (end == 1 || path[end - 2] == '/'))
@@ -904,27 +909,15 @@ static int path_split(const struct place *place, size_t *ret_dir_len, const char
         else
             break;
     }
-    const char *slash = end > 0 ? memrchr(path, '/', end) : NULL;
-    size_t start = slash ? (size_t)(slash - path) + 1 : 0;
-    *ret_dir_len = start;
-    *ret_name = path + start;
-    *ret_len = end - start;
-    return path_check_part(place, path + start, end - start);
-}
-
-/*
- * Resolve a path. `create` creates missing directories on its way; without it they are
- * -ENOENT. Other errors: see builder_add; -ELOOP: too many symbolic links.
- */
-static int builder_locate(struct builder *b, struct place *place, bool create,
-                          struct spot *ret_spot)
-{
-    size_t dir_len = 0;
-    *ret_spot = (struct spot){.dir = 0};
-    int r = path_split(place, &dir_len, &ret_spot->name, &ret_spot->len);
-    if (r < 0 || ret_spot->len == 0)
-        return r;
-    r = path_find_directory(b, place, dir_len, create, &ret_spot->dir);
+    if (end == 0)
+        return 0;
+    const char *slash = memrchr(path, '/', end);
+    size_t dir_len = slash ? (size_t)(slash - path) + 1 : 0;
+    ret_spot->name = path + dir_len;
+    ret_spot->len = end - dir_len;
+    int r = path_check_part(place, ret_spot->name, ret_spot->len);
+    if (r == 0)
+        r = path_find_directory(b, place, dir_len, create, &ret_spot->dir);
     if (r == 0)
         path_find_name(b, ret_spot);
     return r;
@@ -939,34 +932,6 @@ static int member_no_memory(const struct builder *b, struct fault *fault)
 }
 
 /* ---- members ---- */
-
-static int member_regular(struct builder *b, const struct place *place, const struct member *m,
-                          struct builder_inode *inode, uint32_t *ret_kind)
-{
-    uint64_t end;
-    if (m->size_bytes > INT64_MAX)
-        return builder_refuse(place, -EUCLEAN, "has a size that no file can have");
-    inode->size = m->size_bytes;
-    switch (m->data) {
-    case DATA_STORED:
-        if (__builtin_add_overflow(m->data_offset, m->size_bytes, &end) ||
-            (b->archive_bytes && end > b->archive_bytes)) {
-            builder_refuse(place, -EUCLEAN, "size %llu lies past the end of file",
-                           (unsigned long long)m->size_bytes);
-            fault_advise(place->fault,
-                         "the archive is cut off or damaged: make or copy it anew");
-            return -EUCLEAN;
-        }
-        inode->data = m->size_bytes ? m->data_offset : 0;
-        *ret_kind = DATA_KIND_STORED;
-        return 0;
-    case DATA_PIECES:
-        inode->data = DATA_UNSET;
-        *ret_kind = DATA_KIND_EXTENTS;
-        return 0;
-    }
-    return builder_refuse(place, -EINVAL, "has data of an unknown kind");
-}
 
 static int member_symlink(struct builder *b, const struct place *place, const struct member *m,
                           struct builder_inode *inode)
@@ -991,13 +956,27 @@ static int member_make_inode(struct builder *b, const struct place *place,
 {
     struct builder_inode inode = {.nlink = 0};
     uint32_t kind = DATA_KIND_NONE;
+    uint64_t end;
     int r = 0;
     if (m->mtime_nsec > 999999999)
         return builder_refuse(place, -EUCLEAN,
                               "has a time with more than 999999999 nanoseconds");
     switch (m->mode & S_IFMT) {
     case S_IFREG:
-        r = member_regular(b, place, m, &inode, &kind);
+        if (m->size_bytes > INT64_MAX)
+            return builder_refuse(place, -EUCLEAN, "has a size that no file can have");
+        inode.size = m->size_bytes;
+        kind = m->data == DATA_PIECES ? DATA_KIND_EXTENTS : DATA_KIND_STORED;
+        inode.data = m->data == DATA_PIECES ? DATA_UNSET : m->size_bytes ? m->data_offset : 0;
+        if (m->data == DATA_STORED &&
+            (__builtin_add_overflow(m->data_offset, m->size_bytes, &end) ||
+             (b->archive_bytes && end > b->archive_bytes))) {
+            builder_refuse(place, -EUCLEAN, "size %llu lies past the end of file",
+                           (unsigned long long)m->size_bytes);
+            fault_advise(place->fault,
+                         "the archive is cut off or damaged: make or copy it anew");
+            return -EUCLEAN;
+        }
         break;
     case S_IFLNK:
         r = member_symlink(b, place, m, &inode);
@@ -1361,23 +1340,23 @@ static int image_put(struct image *image, const void *bytes, size_t len)
     return 0;
 }
 
+/* A section begins, and the one before it ends; the last one ends with the area. */
 static int image_begin_section(struct image *image, enum disk_section_id id)
 {
     static const uint8_t zeros[8];
-    int r = image_put(image, zeros, (8 - image->used % 8) % 8);
+    uint64_t here = le64toh(image->header.area_offset) + image->flushed + image->used;
+    size_t padding = (8 - image->used % 8) % 8;
     struct disk_section section = {
         .id = htole32(id),
         .record_bytes = htole32(disk_record_bytes(id)),
-        .offset = htole64(le64toh(image->header.area_offset) + image->flushed + image->used),
+        .offset = htole64(here + padding),
     };
+    if (image->sections.count > 0) {
+        struct disk_section *before = &image->sections.at[image->sections.count - 1];
+        before->length = htole64(here - le64toh(before->offset));
+    }
+    int r = image_put(image, zeros, padding);
     return r < 0 ? r : vector_push(&image->sections, section);
-}
-
-static void image_end_section(struct image *image)
-{
-    struct disk_section *s = &image->sections.at[image->sections.count - 1];
-    uint64_t end = le64toh(image->header.area_offset) + image->flushed + image->used;
-    s->length = htole64(end - le64toh(s->offset));
 }
 
 /* A section that lies in memory as it will on disk; omitted if empty. */
@@ -1387,11 +1366,7 @@ static int image_put_section(struct image *image, enum disk_section_id id, const
     if (records == 0)
         return 0;
     int r = image_begin_section(image, id);
-    if (r < 0)
-        return r;
-    r = image_put(image, bytes, records * disk_record_bytes(id));
-    image_end_section(image);
-    return r;
+    return r < 0 ? r : image_put(image, bytes, records * disk_record_bytes(id));
 }
 
 /* A section of sums, which are in host order; omitted if empty. */
@@ -1405,7 +1380,6 @@ static int image_put_sums(struct image *image, enum disk_section_id id, const ui
         uint64_t sum = htole64(sums[i]);
         r = image_put(image, &sum, sizeof(sum));
     }
-    image_end_section(image);
     return r;
 }
 
@@ -1473,8 +1447,11 @@ static void image_begin_header(struct image *image)
 static int image_put_header(struct image *image, uint64_t *ret_image_bytes)
 {
     struct disk_header *h = &image->header;
-    uint64_t sums_offset = (le64toh(h->area_offset) + image->flushed + 7) & ~UINT64_C(7);
+    struct disk_section *last = &image->sections.at[image->sections.count - 1];
+    uint64_t area_end = le64toh(h->area_offset) + image->flushed;
+    uint64_t sums_offset = (area_end + 7) & ~UINT64_C(7);
     size_t sums_bytes = image->page_sums.count * 8;
+    last->length = htole64(area_end - le64toh(last->offset));
     h->area_bytes = htole64(image->flushed);
     h->sums_offset = htole64(sums_offset);
     h->sums_sum = htole64(XXH3_64bits(image->page_sums.at, sums_bytes));
@@ -1515,34 +1492,24 @@ struct sort_item {
     uint64_t name;
 };
 
-/* How many bytes all names have in common from `depth` on. */
-static size_t order_common_length(const struct builder *b, const struct sort_item *items,
-                                  size_t count, size_t depth)
-{
-    uint32_t first = (uint32_t)items[0].name;
-    const char *text = name_text(b, first) + depth;
-    size_t common = name_length(b, first) - depth;
-    for (size_t i = 1; i < count && common > 0; i++) {
-        uint32_t name = (uint32_t)items[i].name;
-        const char *other = name_text(b, name) + depth;
-        size_t len = name_length(b, name) - depth;
-        if (len < common)
-            common = len;
-        size_t same = 0;
-        while (same < common && text[same] == other[same])
-            same++;
-        common = same;
-    }
-    return common;
-}
-
 /* All are children of one directory, whose names agree in `depth` bytes. */
 static void order_sort(const struct builder *b, struct sort_item *items, size_t count,
                        size_t depth)
 {
     if (count < 2)
         return;
-    depth += order_common_length(b, items, count, depth);
+    const char *text = name_text(b, (uint32_t)items[0].name) + depth;
+    size_t common = name_length(b, (uint32_t)items[0].name) - depth; /* bytes, of all names */
+    for (size_t i = 1; i < count && common > 0; i++) {
+        uint32_t name = (uint32_t)items[i].name;
+        const char *other = name_text(b, name) + depth;
+        size_t len = name_length(b, name) - depth, same = 0;
+        common = len < common ? len : common;
+        while (same < common && text[same] == other[same])
+            same++;
+        common = same;
+    }
+    depth += common;
     bool is_sorted = true;
     for (size_t i = 0; i < count; i++) {
         uint32_t name = (uint32_t)items[i].name;
@@ -1586,26 +1553,6 @@ static void order_group_children(const struct builder *b, uint32_t *by_parent, u
 }
 
 /*
- * Append a directory's children to the order, sorted, and store in the directory
- * where they are, as its entry on disk will.
- */
-static void order_place_children(struct builder *b, struct builder_inode *dir,
-                                 const uint32_t *children, struct sort_item *items,
-                                 uint32_t *name_at, uint32_t placed)
-{
-    uint32_t count = (uint32_t)dir->data;
-    for (uint32_t i = 0; i < count; i++)
-        items[i].name = children[i];
-    order_sort(b, items, count, 0);
-    for (uint32_t i = 0; i < count; i++)
-        name_at[placed + i] = (uint32_t)items[i].name;
-    dir->data = placed | (uint64_t)count << 32;
-    dir->size = 0;
-    for (uint32_t i = placed; i < placed + count; i++)
-        dir->size += is_directory_inode(b, b->names.at[name_at[i]].inode);
-}
-
-/*
  * Number the tree. name_at[position] is the name at each position, `dirs` has the positions of
  * directories, and the inodes of directories have `data` and `size` as on disk. `name_at` has
  * room for each name.
@@ -1633,9 +1580,15 @@ static int builder_number(struct builder *b, uint32_t *name_at)
             continue;
         struct builder_inode *dir = &b->inodes.at[inode];
         uint32_t children = (uint32_t)dir->data;
-        order_place_children(b, dir, by_parent + (ends[name] - children), items, name_at,
-                             placed);
-        placed += children;
+        for (uint32_t i = 0; i < children; i++)
+            items[i].name = by_parent[ends[name] - children + i];
+        order_sort(b, items, children, 0);
+        dir->data = placed | (uint64_t)children << 32;
+        dir->size = 0;
+        for (uint32_t i = 0; i < children; i++) {
+            name_at[placed++] = (uint32_t)items[i].name;
+            dir->size += is_directory_inode(b, b->names.at[items[i].name].inode);
+        }
         if (vector_push(&b->dirs, htole32(position)) < 0)
             return -ENOMEM;
     }
@@ -1663,26 +1616,6 @@ static void image_prefetch(const struct image *image, uint32_t position, bool te
 }
 
 /* ---- entries ---- */
-
-/* Add an inode's values of EXTRA; the flags name them already, except for links and xattrs. */
-static int image_add_extras(struct image *image, uint32_t position, uint32_t number,
-                            uint32_t *flags)
-{
-    struct builder *b = image->b;
-    const struct builder_inode *inode = &b->inodes.at[number];
-    int r = 0;
-    if (inode->nlink > 1) {
-        *flags |= ATTR_NLINK;
-        r = image_add_extra(image, position, EXTRA_NLINK, inode->nlink);
-    }
-    if (r == 0 && number < b->xattr_of.count && b->xattr_of.at[number]) {
-        *flags |= ATTR_XATTRS;
-        r = image_add_extra(image, position, EXTRA_XATTRS, b->xattr_of.at[number] - 1);
-    }
-    if (r == 0 && *flags & ATTR_WIDE_MTIME)
-        r = image_add_extra(image, position, EXTRA_MTIME, (uint64_t)b->wide_mtimes.at[number]);
-    return r;
-}
 
 /* The place of a list without ranges, for files that are one hole. */
 static int image_find_no_ranges(struct builder *b, uint64_t *ret_data)
@@ -1732,13 +1665,21 @@ static int image_put_entry(struct image *image, uint32_t position, uint64_t name
     int r = 0;
     if (is_alias) {
         attr.flags = DATA_KIND_ALIAS;
-    } else { /* the inode's first name: settle its data and extras */
+    } else { /* the inode's first name: settle its data and values of EXTRA */
         if (S_ISREG(attr.mode))
             r = image_settle_regular(image, number, &attr.flags);
-        if (r == 0)
-            r = image_add_extras(image, position, number, &attr.flags);
-        if (r == 0)
-            image_add_saturated(&image->header.inodes, 1);
+        if (r == 0 && inode->nlink > 1) {
+            attr.flags |= ATTR_NLINK;
+            r = image_add_extra(image, position, EXTRA_NLINK, inode->nlink);
+        }
+        if (r == 0 && number < b->xattr_of.count && b->xattr_of.at[number]) {
+            attr.flags |= ATTR_XATTRS;
+            r = image_add_extra(image, position, EXTRA_XATTRS, b->xattr_of.at[number] - 1);
+        }
+        if (r == 0 && attr.flags & ATTR_WIDE_MTIME)
+            r = image_add_extra(image, position, EXTRA_MTIME,
+                                (uint64_t)b->wide_mtimes.at[number]);
+        image_add_saturated(&image->header.inodes, 1);
     }
     if (r == 0)
         r = attr_table_number(&image->attrs, &attr, &attr_number);
@@ -1760,7 +1701,7 @@ static int image_put_entry(struct image *image, uint32_t position, uint64_t name
     return image_put(image, &e, sizeof(e));
 }
 
-static int image_put_entries(struct image *image)
+static int image_put_entries_and_names(struct image *image)
 {
     const struct builder *b = image->b;
     uint32_t count = (uint32_t)b->names.count;
@@ -1771,22 +1712,14 @@ static int image_put_entries(struct image *image)
         r = image_put_entry(image, i, name_offset);
         name_offset += name_length(b, image->name_at[i]);
     }
-    image_end_section(image);
     image->header.name_bytes = htole64(name_offset);
-    return r;
-}
-
-static int image_put_names(struct image *image)
-{
-    const struct builder *b = image->b;
-    uint32_t count = (uint32_t)b->names.count;
-    int r = image_begin_section(image, SECTION_NAMES);
+    if (r == 0)
+        r = image_begin_section(image, SECTION_NAMES);
     for (uint32_t i = 1; r == 0 && i < count; i++) {
         image_prefetch(image, i, true);
         r = image_put(image, name_text(b, image->name_at[i]),
                       name_length(b, image->name_at[i]));
     }
-    image_end_section(image);
     return r;
 }
 
@@ -1802,7 +1735,6 @@ static int image_put_attrs(struct image *image)
         r = image_put(image, &disk, sizeof(disk));
         flags |= a->flags;
     }
-    image_end_section(image);
     image->header.features |= htole32((flags & ATTR_HOLES ? DISK_HAS_HOLES : 0) |
                                       (flags & ATTR_NLINK ? DISK_HAS_HARDLINKS : 0) |
                                       (flags & ATTR_XATTRS ? DISK_HAS_XATTRS : 0));
@@ -1825,7 +1757,6 @@ static int image_put_content_sums(struct image *image)
         uint64_t sum = htole64(has_sum && !is_alias ? b->sums.at[number] : 0);
         r = image_put(image, &sum, sizeof(sum));
     }
-    image_end_section(image);
     return r;
 }
 
@@ -1874,9 +1805,7 @@ static int image_make_digest(struct image *image)
 static int image_put_area(struct image *image)
 {
     struct builder *b = image->b;
-    int r = image_put_entries(image);
-    if (r == 0)
-        r = image_put_names(image);
+    int r = image_put_entries_and_names(image);
     if (r == 0)
         r = image_put_attrs(image);
     const struct {
@@ -1915,36 +1844,6 @@ static int image_put_area(struct image *image)
     return r < 0 ? r : image_flush(image);
 }
 
-static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
-{
-    struct builder *b = image->b;
-    image->entries = (uint32_t)b->names.count;
-    image->buf = malloc(OUT_BYTES);
-    if (!image->buf || vector_reserve(&image->sections, SECTIONS_MAX) < 0)
-        return -ENOMEM;
-    uint32_t none;
-    int r = attr_table_number(&image->attrs, &(struct disk_attr){0}, &none);
-    if (r == 0)
-        r = builder_flush_xattrs(b);
-    /* Only adding needed these. */
-    free(b->slots);
-    b->slots = NULL;
-    b->slot_count = 0;
-    map_free(&b->sets);
-    vector_free(&b->pending);
-    vector_free(&b->pending_bytes);
-    image->name_at = calloc(b->names.count, sizeof(*image->name_at));
-    if (r == 0)
-        r = image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
-    if (r < 0)
-        return r;
-    image_begin_header(image);
-    r = image_make_digest(image);
-    if (r == 0)
-        r = image_put_area(image);
-    return r < 0 ? r : image_put_header(image, ret_image_bytes);
-}
-
 static int builder_write_fault(struct fault *fault, int err)
 {
     if (err != -ENOSPC && err != -EDQUOT)
@@ -1979,10 +1878,35 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
     b->is_written = true;
     struct image image = {.b = b,
                           .about = header,
+                          .entries = (uint32_t)b->names.count,
                           .has_sums = b->sums.count > 0 || header->has_sums,
                           .fd = fd,
-                          .offset = offset};
-    int r = builder_write_image(&image, ret_image_bytes);
+                          .offset = offset,
+                          .buf = malloc(OUT_BYTES)};
+    uint32_t none;
+    int r = image.buf ? vector_reserve(&image.sections, SECTIONS_MAX) : -ENOMEM;
+    if (r == 0)
+        r = attr_table_number(&image.attrs, &(struct disk_attr){0}, &none);
+    if (r == 0)
+        r = builder_flush_xattrs(b);
+    /* Only adding needed these. */
+    free(b->slots);
+    b->slots = NULL;
+    b->slot_count = 0;
+    map_free(&b->sets);
+    vector_free(&b->pending);
+    vector_free(&b->pending_bytes);
+    image.name_at = calloc(b->names.count, sizeof(*image.name_at));
+    if (r == 0)
+        r = image.name_at ? builder_number(b, image.name_at) : -ENOMEM;
+    if (r == 0) {
+        image_begin_header(&image);
+        r = image_make_digest(&image);
+    }
+    if (r == 0)
+        r = image_put_area(&image);
+    if (r == 0)
+        r = image_put_header(&image, ret_image_bytes);
     free(image.name_at);
     vector_free(&image.attrs.list);
     map_free(&image.attrs.numbers);
