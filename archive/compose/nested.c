@@ -347,6 +347,7 @@ static int nested_add_tree(struct nested_walk *w, struct nested_level *level)
     const struct tree_part part = {.index = level->index,
                                    .name = w->nested->name,
                                    .base = level->base,
+                                   .at_root = level->depth == 0,
                                    .shown = malloc(bytes),
                                    .owned = level->owned};
     int r = tree_add(w->tree, &part, &level->part);
@@ -378,8 +379,6 @@ int nested_add(const struct nested *nested, struct tree *tree, struct fault *fau
     int r = nested_add_tree(&w, &outer);
     if (r == -EUCLEAN && fault && !fault->err)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
-    if (r == 0)
-        r = tree_merge_root(tree, outer.part);
     if (r == 0 && w.left == 1)
         snprintf(note, sizeof(nested->progress->note), "%s stays a file: %s", w.first, w.why);
     else if (r == 0 && w.left > 1)

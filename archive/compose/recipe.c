@@ -42,8 +42,3 @@ void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1]
     XXH128_hash_t sum = XXH3_128bits(recipe->bytes.at, len);
     snprintf(ret_name, RECIPE_NAME_LEN + 1, "%016" PRIx64 "%016" PRIx64, sum.high64, sum.low64);
 }
-
-void recipe_free(struct recipe *recipe)
-{
-    vector_free(&recipe->bytes);
-}

@@ -7,7 +7,7 @@
  *     recipe_add(&recipe, "include", pattern, strlen(pattern));
  *     recipe_number(&recipe, "size", bytes);
  *     if (recipe.err < 0) ...
- *     recipe_free(&recipe);
+ *     vector_free(&recipe.bytes);
  *
  * Each item has a name, so that no two sequences of items have the same bytes. A long one
  * (a list of a million names) is added by its sum.
@@ -39,7 +39,5 @@ void recipe_prove(struct recipe *recipe, const void *proof, size_t len);
 /* 32 hexadecimal digits for the recipe, without the proof. */
 #define RECIPE_NAME_LEN 32
 void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1]);
-
-void recipe_free(struct recipe *recipe);
 
 #endif

@@ -101,24 +101,19 @@ void tree_free(struct tree *t)
 
 int tree_add(struct tree *t, const struct tree_part *part, uint32_t *ret_part)
 {
-    struct tree_source source = {.part = *part};
-    *ret_part = (uint32_t)t->sources.count;
-    if (part->gives_root)
-        t->made.at[0].part = *ret_part;
-    int r = vector_push(&t->sources, source);
-    if (r < 0) {
+    const struct tree_source source = {.part = *part, .puts = part->at_root};
+    const uint32_t number = (uint32_t)t->sources.count;
+    if (vector_reserve(&t->queue, 1) < 0 || vector_push(&t->sources, source) < 0) {
         free(part->shown);
         index_close(part->owned);
+        return -ENOMEM;
     }
-    return r;
-}
-
-int tree_merge_root(struct tree *t, uint32_t part)
-{
-    if (t->made.at[0].part == NO_PART)
-        t->made.at[0].part = part;
-    t->sources.at[part].puts++;
-    return vector_push(&t->queue, (struct tree_dir){.place = {part, INDEX_ROOT}});
+    if (part->at_root)
+        (void)vector_push(&t->queue, (struct tree_dir){.place = {number, INDEX_ROOT}});
+    if (part->gives_root || (part->at_root && t->made.at[0].part == NO_PART))
+        t->made.at[0].part = number;
+    *ret_part = number;
+    return 0;
 }
 
 static int tree_put_name(struct tree *t, struct tree_name put, struct fault *fault)
@@ -217,11 +212,6 @@ static size_t tree_find_names(const struct tree *t, struct tree_place directory,
     return end;
 }
 
-static bool part_shows(const struct tree_source *s, uint32_t position)
-{
-    return !s->part.shown || s->part.shown[position / 8] & 1u << position % 8;
-}
-
 /* ---- errors ---- */
 
 /* Record an error about an entry, with its path in its archive. */
@@ -270,7 +260,7 @@ static struct tree_place tree_find_first(const struct tree *t, uint32_t inode, c
             const struct tree_source *s = &t->sources.at[place.part];
             struct tree_place found = {.part = place.part};
             if (index_lookup(s->part.index, place.position, name, len, &found.position) == 0 &&
-                part_shows(s, found.position))
+                tree_shows(s->part.shown, found.position))
                 return found;
         }
         for (size_t end = tree_find_names(t, place, &first); first < end; first++)
@@ -503,7 +493,7 @@ static int tree_take_place(struct tree *t, const struct tree_dir *dir)
     uint32_t first = 0, count = 0;
     int r = s ? index_children(s->part.index, place.position, &first, &count) : 0;
     for (uint32_t i = first; r == 0 && i < first + count; i++) {
-        if (!part_shows(s, i))
+        if (!tree_shows(s->part.shown, i))
             continue;
         r = index_name(s->part.index, i, &name, &len);
         if (r < 0 || bytes_compare(last, last_len, name, len) >= 0)
@@ -552,12 +542,14 @@ static int tree_walk(struct tree *t)
 
 /* ---- the index ---- */
 
-/* Look at all parts, and fill in what the header says of them. */
-static int tree_begin(struct tree *t, struct builder_header *header)
+int tree_write(struct tree *t, struct builder_header *header, int fd, struct fault *fault)
 {
     enum sum_kind first = SUM_XXH3;
     bool differ = false; /* some parts lack sums, or have another kind */
+    uint64_t ignored;
     int r = 0;
+    t->fault = fault;
+    builder_set_archive_size(t->builder, header->archive_bytes);
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
     for (size_t i = 0; r == 0 && i < t->sources.count; i++) {
@@ -578,15 +570,6 @@ static int tree_begin(struct tree *t, struct builder_header *header)
     t->mixes_sums = t->has_sums && differ;
     header->has_sums = t->has_sums;
     header->sum_kind = t->mixes_sums ? SUM_MIXED : t->has_sums ? first : SUM_XXH3;
-    return r;
-}
-
-int tree_write(struct tree *t, struct builder_header *header, int fd, struct fault *fault)
-{
-    uint64_t ignored;
-    t->fault = fault;
-    builder_set_archive_size(t->builder, header->archive_bytes);
-    int r = tree_begin(t, header);
     if (r == 0)
         r = tree_walk(t);
     if (r == 0)

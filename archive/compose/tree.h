@@ -3,8 +3,8 @@
  *
  *     tree_new(&tree);
  *     for each archive:
- *         tree_add(tree, &part, &number);
- *         tree_merge_root(tree, number);  or  tree_put(tree, TREE_TOP, name, len, place, ..);
+ *         tree_add(tree, &part, &number);  and unless it is part.at_root:
+ *         tree_put(tree, TREE_TOP, name, len, place, ..);
  *     tree_write(tree, &header, fd, &fault);
  *     tree_free(tree);
  *
@@ -46,7 +46,8 @@ struct tree_part {
     uint64_t base;             /* where the archive's bytes begin in the new one's */
     const char *list;          /* the file whose lines put its entries, for messages */
     bool forgets_left_out;     /* its left-out members are not told */
-    bool gives_root;           /* the new root has the attributes of its root */
+    bool at_root;              /* the new root has all that is in its root */
+    bool gives_root;           /* and its attributes; else the first at_root, or a builder's */
     bool gives_way;            /* where an entry's name is taken, leave it out: no error */
     /*
      * Only the entries whose bits are set are shown; a directory whose bit is not set goes with
@@ -65,17 +66,17 @@ struct tree_place {
 #define TREE_MADE UINT32_MAX /* in place of a part */
 #define TREE_TOP ((struct tree_place){TREE_MADE, 0})
 
+/* Is an entry's bit among those of tree_part.shown? */
+static inline bool tree_shows(const uint8_t *shown, uint32_t position)
+{
+    return !shown || shown[position / 8] & 1u << position % 8;
+}
+
 int tree_new(struct tree **ret_tree); /* -ENOMEM */
 void tree_free(struct tree *tree);    /* NULL is fine */
 
 /* Parts are numbered from 0. -ENOMEM, and what the tree would own is freed. */
 int tree_add(struct tree *tree, const struct tree_part *part, uint32_t *ret_part);
-
-/*
- * The root of the new tree has everything that is in the part's root. The first one gives the
- * new root its attributes; else these are as in an empty builder.
- */
-int tree_merge_root(struct tree *tree, uint32_t part);
 
 /*
  * Put an entry, with all that is below it, at a path from a directory on; the path lives as

@@ -79,29 +79,6 @@ int view_choose(struct view_filter *f, const char *path, size_t len, bool is_fol
     return verdict == VIEW_NOTHING && !is_folder ? VIEW_HIDDEN : verdict;
 }
 
-/*
- * Can a pattern that includes match something below this directory? A pattern with a slash can
- * match only below the directories that its beginning names, up to the first character that is
- * not literal. So a walk leaves out other directories whole: of ten million files, `--include
- * 'train/n01*'` looks at the ones in train/n01* alone.
- */
-static bool view_reaches(const struct view *view, const char *folder, size_t len)
-{
-    for (size_t i = 0; i < view->pattern_count; i++) {
-        const char *glob = view->patterns[i].glob;
-        glob += *glob == '/';
-        const char *slash = strchr(glob, '/');
-        size_t literal = strcspn(glob, "*?[\\");
-        if (!view->patterns[i].includes)
-            continue;
-        if (!slash || !slash[1] ||
-            (literal <= len ? memcmp(glob, folder, literal) == 0
-                            : memcmp(glob, folder, len) == 0 && glob[len] == '/'))
-            return true;
-    }
-    return false;
-}
-
 /* ---- the parser of maps: names only become shorter, so they stay where they were read ---- */
 
 static int map_refuse(struct fault *fault, uint64_t number, const char *why, const char *advice)
@@ -237,49 +214,60 @@ struct showing {
     size_t first_lacking;
 };
 
-static bool is_marked(const uint8_t *marks, uint32_t position)
-{
-    return !marks || marks[position / 8] & 1u << position % 8;
-}
-
 /* Mark an entry of a directory, and the directories above it that are not marked yet. */
 static int view_mark(const struct index *index, uint8_t *marks, uint32_t position,
                      uint32_t directory)
 {
     int r = 0;
     marks[position / 8] |= (uint8_t)(1u << position % 8);
-    while (r == 0 && directory != INDEX_ROOT && !is_marked(marks, directory)) {
+    while (r == 0 && directory != INDEX_ROOT && !tree_shows(marks, directory)) {
         marks[directory / 8] |= (uint8_t)(1u << directory % 8);
         r = index_parent(index, directory, &directory);
     }
     return r;
 }
 
-/* Mark what patterns show. */
+/*
+ * Mark what patterns show, and go on in directories that may have more of it. A pattern with a
+ * slash can match only below the directories that its beginning names, up to the first
+ * character that is not literal: of ten million files, `--include 'train/n01*'` looks at the
+ * ones in train/n01* alone.
+ */
 static int visit_matched(void *ctx, const struct index_walk *w)
 {
     struct showing *s = ctx;
+    const char *path = w->path.at;
+    size_t len = w->path.count - 1;
     uint32_t ignored;
     int r = index_children(s->index, w->position, &ignored, &ignored);
     if (r < 0 && r != -ENOTDIR)
         return r;
     const bool is_folder = r == 0;
-    int verdict = view_choose(&s->filter, w->path.at, w->path.count - 1, is_folder);
+    int verdict = view_choose(&s->filter, path, len, is_folder);
     if (verdict == VIEW_SHOWN) {
         s->any = true;
         r = view_mark(s->index, s->matched, w->position, w->directory);
         return r < 0 ? r : is_folder;
     }
-    return verdict == VIEW_NOTHING ? view_reaches(s->view, w->path.at, w->path.count - 1)
-           : verdict < 0           ? verdict
-                                   : 0;
+    for (size_t i = 0; verdict == VIEW_NOTHING && i < s->view->pattern_count; i++) {
+        const char *glob = s->view->patterns[i].glob;
+        glob += *glob == '/';
+        const char *slash = strchr(glob, '/');
+        size_t literal = strcspn(glob, "*?[\\");
+        if (s->view->patterns[i].includes &&
+            (!slash || !slash[1] ||
+             (literal <= len ? memcmp(glob, path, literal) == 0
+                             : memcmp(glob, path, len) == 0 && glob[len] == '/')))
+            return 1;
+    }
+    return verdict < 0 ? verdict : 0;
 }
 
 /* Mark what is matched below a directory that is listed whole. */
 static int visit_whole(void *ctx, const struct index_walk *w)
 {
     struct showing *s = ctx;
-    if (!is_marked(s->matched, w->position))
+    if (!tree_shows(s->matched, w->position))
         return 0;
     int r = view_mark(s->index, s->listed, w->position, w->directory);
     return r < 0 ? r : 1;
@@ -698,61 +686,45 @@ void view_describe(const struct view *view, struct recipe *recipe)
 
 /* ---- the tree that it shows ---- */
 
-static int view_compose(struct showing *s)
+int view_add(const struct view *view, const struct index *index, struct tree *tree,
+             struct fault *fault)
 {
-    const struct view *view = s->view;
-    size_t bytes = index_info(s->index)->entries / 8 + 1;
-    int r = 0;
-    if (view->pattern_count) {
-        s->matched = calloc(bytes, 1);
-        if (!s->matched)
-            return -ENOMEM;
-        r = view_walk(s->index, INDEX_ROOT, visit_matched, s);
-    }
-    if (r == 0 && view->names) {
-        s->listed = calloc(bytes, 1);
-        if (!s->listed)
-            return -ENOMEM;
-        r = names_show_all(s);
-    }
-    if (r == 0 && !view->names && !view->has_map && !view->shows_rest && !view->is_of_several &&
-        !s->any)
-        r = view_found_nothing(view, "it", s->fault);
+    struct showing s = {
+        .view = view, .index = index, .fault = fault, .filter = {.view = view}, .tree = tree};
+    size_t bytes = index_info(index)->entries / 8 + 1;
+    locale_t before;
+    int r = view_match_bytes(&before);
     if (r < 0)
         return r;
-    const struct tree_part part = {.index = s->index,
-                                   .forgets_left_out = view->names || view->has_map,
-                                   .gives_root = true,
-                                   .list = view->file,
-                                   .shown = view->names ? s->listed : s->matched};
-    if (view->names)
-        s->listed = NULL;
-    else
-        s->matched = NULL;
-    r = tree_add(s->tree, &part, &s->part);
-    return r < 0 ? r : view->has_map ? names_show_all(s) : tree_merge_root(s->tree, s->part);
-}
-
-int view_write(const struct view *view, const struct index *index,
-               struct builder_header *header, int fd, struct fault *fault)
-{
-    struct showing s = {.view = view, .index = index, .fault = fault, .filter = {.view = view}};
-    locale_t before;
-    int r = tree_new(&s.tree);
-    if (r == 0)
-        r = view_match_bytes(&before);
-    if (r == 0) {
-        r = view_compose(&s);
-        freelocale(uselocale(before));
-        if (r == 0)
-            r = tree_write(s.tree, header, fd, fault);
-        if (r == -EUCLEAN)
-            fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
+    if (view->pattern_count) {
+        s.matched = calloc(bytes, 1);
+        r = s.matched ? view_walk(index, INDEX_ROOT, visit_matched, &s) : -ENOMEM;
     }
+    if (r == 0 && view->names) {
+        s.listed = calloc(bytes, 1);
+        r = s.listed ? names_show_all(&s) : -ENOMEM;
+    }
+    if (r == 0 && !view->names && !view->has_map && !view->shows_rest && !view->is_of_several &&
+        !s.any)
+        r = view_found_nothing(view, "it", fault);
+    if (r == 0) {
+        uint8_t **shown = view->names ? &s.listed : &s.matched;
+        const struct tree_part part = {.index = index,
+                                       .forgets_left_out = view->names || view->has_map,
+                                       .at_root = !view->has_map,
+                                       .gives_root = true,
+                                       .list = view->file,
+                                       .shown = steal_ptr(shown)};
+        r = tree_add(tree, &part, &s.part);
+    }
+    if (r == 0 && view->has_map)
+        r = names_show_all(&s);
+    freelocale(uselocale(before));
+    if (r == -EUCLEAN && fault && !fault->err)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
     free(s.matched);
     free(s.listed);
     vector_free(&s.filter.folder);
     vector_free(&s.picks);
-    tree_free(s.tree);
     return r;
 }

@@ -23,8 +23,9 @@
 #include <stddef.h>
 
 #include "fault.h"
-#include "builder.h"
+
 #include "recipe.h"
+#include "tree.h"
 
 struct view_pattern {
     const char *glob;
@@ -55,16 +56,16 @@ void view_free(struct view *view); /* NULL is fine */
 void view_describe(const struct view *view, struct recipe *recipe);
 
 /*
- * Write an index of the entries that the view shows of an archive (tree.h). Fills in the
- * header's codec, block_bytes and sum_kind. -ENOENT: the archive lacks names of the list or
- * map, or a pattern that includes matches nothing; -EEXIST: two members would be shown under
- * one name; else as tree_write.
+ * Add the entries that the view shows of an archive to a tree, which must be written before the
+ * view is freed. -ENOENT: the archive lacks names of the list or map, or a pattern that
+ * includes matches nothing; errors of tree_add and tree_put, -EUCLEAN. That two members would
+ * be shown under one name is an error of tree_write.
  */
-int view_write(const struct view *view, const struct index *index,
-               struct builder_header *header, int fd, struct fault *fault);
+int view_add(const struct view *view, const struct index *index, struct tree *tree,
+             struct fault *fault);
 
 /*
- * Of several archives, from the indexes that view_write made of each: -ENOENT if all of them
+ * Of several archives, from the indexes of what the view shows of each: -ENOENT if all of them
  * lack a name, or if a pattern that includes matches nothing in any. A name that patterns hide
  * is not missed; nor is a line of a map, if another one shows a member under the same name.
  */

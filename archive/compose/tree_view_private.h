@@ -7,7 +7,6 @@
 #include "map.h"
 #include "selection.h"
 #include "text.h"
-#include "tree.h"
 #include "tree_view.h"
 #include "vector.h"
 

@@ -1506,22 +1506,35 @@ static int composed_recall(struct composition *c)
 static void composition_free(struct composition *c)
 {
     for (size_t i = 0; i < c->count; i++)
-        recipe_free(&c->recipes[i]);
+        vector_free(&c->recipes[i].bytes);
 }
 
 /* ---- making the next step ---- */
 
-/* The way of `composer`s. */
+/*
+ * Write what `compose` adds; NULL: the view. The new index describes the archive as its own
+ * does, if it has one.
+ */
 static int composed_write_image(const struct composition *c, composer *compose, void *arg,
                                 int fd, struct fault *fault)
 {
     const struct recipe *recipe = &c->recipes[c->done];
     struct builder_header header = {.recipe = recipe->bytes.at,
                                     .recipe_len = recipe->bytes.count};
+    struct index *index = c->fileset->index;
     struct tree *tree;
+    if (index) {
+        const struct index_info *info = index_info(index);
+        header.format = info->format;
+        header.archive_bytes = info->archive_bytes;
+        header.archive_mtime_sec = info->archive_mtime_sec;
+        header.archive_mtime_nsec = info->archive_mtime_nsec;
+        header.archive_fingerprint = info->archive_fingerprint;
+    }
     int r = tree_new(&tree);
     if (r == 0)
-        r = compose(arg, tree, &header, fault);
+        r = compose ? compose(arg, tree, &header, fault)
+                    : view_add(c->view, index, tree, fault);
     if (r == 0)
         r = tree_write(tree, &header, fd, fault);
     tree_free(tree);
@@ -1584,34 +1597,50 @@ static int composed_save(const struct composition *c, struct fault *fault)
     return 0;
 }
 
-/* Make the index and use it, and save it if that took long: `worth_ms` or more. */
-static int composed_make(struct composition *c, composed_writer *write, uint64_t worth_ms,
-                         struct fault *fault)
+/*
+ * Make the steps that are left: `first` writes the index of the first, if that is no view. Each
+ * is saved if it took long, and takes the place of fileset->index.
+ */
+static int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
 {
-    uint64_t start_ms = c->done == 0 && c->start_ms ? c->start_ms : now_ms();
-    struct index *index = NULL;
-    struct fault why = {0};
     enum fileset_save save = c->options->save;
-    auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r = fd < 0 ? fd : write(c, fd, fault);
-    if (r == 0)
-        r = built_index_open_image(fd, c->fileset->path, fault, &index);
-    if (r < 0)
-        return r;
-    composed_take(c->fileset, index, NULL, FILESET_INDEX_BUILT);
-    if (save == FILESET_SAVE_ALWAYS ||
-        (save == FILESET_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
-        r = composed_save(c, &why);
-    if (r < 0 && save == FILESET_SAVE_ALWAYS) {
-        if (fault)
-            *fault = why;
-        return r;
+    for (; c->done < c->count; c->done++) {
+        const bool is_view = c->view && c->done + 1 == c->count;
+        uint64_t start_ms = c->done == 0 && c->start_ms ? c->start_ms : now_ms();
+        struct index *index = NULL;
+        struct fault why = {0};
+        auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int r = fd < 0    ? fd
+                : is_view ? composed_write_image(c, NULL, NULL, fd, fault)
+                          : first(c, fd, fault);
+        if (r == 0)
+            r = built_index_open_image(fd, c->fileset->path, fault, &index);
+        if (r < 0)
+            return r;
+        composed_take(c->fileset, index, NULL, FILESET_INDEX_BUILT);
+        if (save == FILESET_SAVE_ALWAYS ||
+            (save == FILESET_SAVE_AUTO &&
+             now_ms() - start_ms >= (is_view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS)))
+            r = composed_save(c, &why);
+        if (r < 0 && save == FILESET_SAVE_ALWAYS) {
+            if (fault)
+                *fault = why;
+            return r;
+        }
+        c->fileset->is_unsaved_noted =
+            save == FILESET_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
+        if (r < 0 && c->fileset->is_unsaved_noted)
+            fileset_note_fault(c->options, c->fileset->path, &why);
     }
-    bool is_noted = save == FILESET_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
-    c->fileset->is_unsaved_noted = is_noted;
-    if (r < 0 && is_noted)
-        fileset_note_fault(c->options, c->fileset->path, &why);
     return 0;
+}
+
+int fileset_show(struct fileset *fileset, const struct view *view, struct fault *fault)
+{
+    static const struct fileset_options options = {.save = FILESET_SAVE_NEVER};
+    struct composition steps = {
+        .fileset = fileset, .options = &options, .view = view, .count = 1};
+    return composed_finish(&steps, NULL, fault);
 }
 
 /* ---- of one archive ---- */
@@ -1626,31 +1655,14 @@ static void composed_describe_nested(const struct fileset_options *options,
     recipe_number(recipe, "ratio", options->max_ratio);
 }
 
-/* A step of one archive's tree. */
-static int composed_describe(struct opening *o, const struct view *view)
-{
-    const struct source_identity *id = &o->fileset->identity;
-    struct recipe *recipe = &o->steps.recipes[o->steps.count++];
-    recipe_number(recipe, "version", COMPOSED_VERSION);
-    recipe_number(recipe, "format", o->fileset->backend->number);
-    recipe_number(recipe, "size", id->size_bytes);
-    recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
-    recipe_number(recipe, "nanoseconds", id->mtime_nsec);
-    recipe_number(recipe, "fingerprint", o->fileset->fingerprint);
-    recipe_number(recipe, "offset", o->fileset->container.offset);
-    if (o->options->ignores_zeros)
-        recipe_number(recipe, "ignore zeros", 1);
-    if (o->options->compose->nested)
-        composed_describe_nested(o->options, recipe);
-    if (view)
-        view_describe(view, recipe);
-    return recipe->err;
-}
-
-/* Use a saved index of what options->compose describes, if it needs no other index. */
+/*
+ * Describe the steps of options->compose, and use a saved index of what they make, if it needs
+ * no other index.
+ */
 static int composed_open_saved(struct opening *o, struct fault *fault)
 {
     const struct fileset_compose *compose = o->options->compose;
+    const struct source_identity *id = &o->fileset->identity;
     int r = opening_fingerprint(o);
     o->steps = (struct composition){.fileset = o->fileset,
                                     .options = o->options,
@@ -1658,59 +1670,30 @@ static int composed_open_saved(struct opening *o, struct fault *fault)
                                     .file = o->fileset->path,
                                     .arg = o,
                                     .view = compose->view};
-    if (r == 0 && compose->nested)
-        r = composed_describe(o, NULL);
-    if (r == 0 && compose->view)
-        r = composed_describe(o, compose->view);
+    for (int of_view = 0; r == 0 && of_view < 2; of_view++) {
+        if (of_view ? !compose->view : !compose->nested)
+            continue;
+        struct recipe *recipe = &o->steps.recipes[o->steps.count++];
+        recipe_number(recipe, "version", COMPOSED_VERSION);
+        recipe_number(recipe, "format", o->fileset->backend->number);
+        recipe_number(recipe, "size", id->size_bytes);
+        recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
+        recipe_number(recipe, "nanoseconds", id->mtime_nsec);
+        recipe_number(recipe, "fingerprint", o->fileset->fingerprint);
+        recipe_number(recipe, "offset", o->fileset->container.offset);
+        if (o->options->ignores_zeros)
+            recipe_number(recipe, "ignore zeros", 1);
+        if (compose->nested)
+            composed_describe_nested(o->options, recipe);
+        if (of_view)
+            view_describe(compose->view, recipe);
+        r = recipe->err;
+    }
     if (r == 0) /* the bytes of a stream are not there without another index */
         r = o->compression ? -ENOENT : composed_recall(&o->steps);
     if (r == -ENOENT)
         return OPENER_NOT_MINE;
     return r < 0 ? r : fileset_check_index(o->fileset, fault);
-}
-
-/* The new index describes the archive as the archive's own index does. */
-static void composed_copy_header(const struct index *index, struct builder_header *header)
-{
-    const struct index_info *info = index_info(index);
-    header->format = info->format;
-    header->archive_bytes = info->archive_bytes;
-    header->archive_mtime_sec = info->archive_mtime_sec;
-    header->archive_mtime_nsec = info->archive_mtime_nsec;
-    header->archive_fingerprint = info->archive_fingerprint;
-}
-
-static int composed_write_view(struct composition *c, int fd, struct fault *fault)
-{
-    const struct recipe *recipe = &c->recipes[c->done];
-    struct builder_header header = {.recipe = recipe->bytes.at,
-                                    .recipe_len = recipe->bytes.count};
-    composed_copy_header(c->fileset->index, &header);
-    return view_write(c->view, c->fileset->index, &header, fd, fault);
-}
-
-/*
- * Make the steps that are left: `first` writes the index of the first, if that is no view. Each
- * is saved if it took long, and takes the place of fileset->index.
- */
-static int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
-{
-    for (; c->done < c->count; c->done++) {
-        bool is_view = c->view && c->done + 1 == c->count;
-        int r = composed_make(c, is_view ? composed_write_view : first,
-                              is_view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS, fault);
-        if (r < 0)
-            return r;
-    }
-    return 0;
-}
-
-int fileset_show(struct fileset *fileset, const struct view *view, struct fault *fault)
-{
-    static const struct fileset_options options = {.save = FILESET_SAVE_NEVER};
-    struct composition steps = {
-        .fileset = fileset, .options = &options, .view = view, .count = 1};
-    return composed_finish(&steps, NULL, fault);
 }
 
 /* ---- archives in the archive ---- */
@@ -1728,7 +1711,7 @@ static int composed_add_nested(void *arg, struct tree *tree, struct builder_head
                                   .most_bytes = unpacked_most(fileset->source, n->o->options),
                                   .scratch = n->scratch,
                                   .progress = n->progress};
-    composed_copy_header(fileset->index, header);
+    (void)header;
     return nested_add(&nested, tree, fault);
 }
 
@@ -2374,7 +2357,7 @@ static int many_prove(const struct many *many, struct recipe *recipe)
 static int many_describe_step(const struct many *many, struct recipe *recipe)
 {
     const struct fileset_together *together = &many->options->together;
-    recipe_free(recipe);
+    vector_free(&recipe->bytes);
     *recipe = (struct recipe){0};
     recipe_number(recipe, "union", MANY_VERSION);
     recipe_number(recipe, "version", COMPOSED_VERSION);
@@ -2607,12 +2590,13 @@ static int many_add(const struct many *many, size_t i, struct tree *tree, struct
     const struct tree_part part = {.index = from->fileset->index,
                                    .name = from->path,
                                    .base = source_concat_base(many->fileset->source, i),
+                                   .at_root = !many->options->together.each,
                                    .gives_way = many->options->together.on_conflict !=
                                                 FILESET_CONFLICT_ERROR};
     uint32_t number;
     int r = tree_add(tree, &part, &number);
-    if (r < 0 || !many->options->together.each)
-        return r < 0 ? r : tree_merge_root(tree, number);
+    if (r < 0 || part.at_root)
+        return r;
     r = tree_put(tree, TREE_TOP, from->directory, strlen(from->directory),
                  (struct tree_place){number, INDEX_ROOT}, 0, fault);
     if (r < 0)

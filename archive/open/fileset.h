@@ -242,7 +242,8 @@ int fileset_open_many(const char *const *paths, size_t count, const char *name,
                       const struct fileset_options *options, struct fault *fault,
                       struct fileset **ret_fileset);
 
-/* Show only a view of the fileset's present tree; it is not saved. Errors of view_write. */
+/* Show only a view of the fileset's present tree; it is not saved. Errors of view_add
+ * and tree_write. */
 int fileset_show(struct fileset *fileset, const struct view *view, struct fault *fault);
 
 /*

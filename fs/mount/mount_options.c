@@ -526,7 +526,7 @@ static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
         return CLI_GO_ON;
     view_describe(compose->view, &recipe);
     recipe_name(&recipe, ret_view);
-    recipe_free(&recipe);
+    vector_free(&recipe.bytes);
     return recipe.err < 0 ? cli_fail(NULL, recipe.err, NULL) : CLI_GO_ON;
 }
 

@@ -27,23 +27,6 @@ static struct map_slot *map_slot_of(const struct map *map, struct map_key key)
     return &map->slots[i];
 }
 
-static int map_grow(struct map *map)
-{
-    struct map larger = {.slot_count = map->slot_count ? map->slot_count * 2 : 64,
-                         .count = map->count};
-    larger.slots = calloc(larger.slot_count, sizeof(*larger.slots));
-    if (!larger.slots)
-        return -ENOMEM;
-    if (getrandom(&larger.seed, sizeof(larger.seed), GRND_NONBLOCK) < 0)
-        larger.seed = (uint64_t)(uintptr_t)larger.slots;
-    for (size_t i = 0; i < map->slot_count; i++)
-        if (map->slots[i].is_used)
-            *map_slot_of(&larger, map->slots[i].key) = map->slots[i];
-    free(map->slots);
-    *map = larger;
-    return 0;
-}
-
 int map_get(const struct map *map, struct map_key key, uint64_t *ret_value)
 {
     if (map->count == 0)
@@ -57,8 +40,20 @@ int map_get(const struct map *map, struct map_key key, uint64_t *ret_value)
 
 int map_put(struct map *map, struct map_key key, uint64_t value)
 {
-    if (map->count >= map->slot_count / 2 && map_grow(map) < 0)
-        return -ENOMEM;
+    if (map->count >= map->slot_count / 2) {
+        struct map larger = {.slot_count = map->slot_count ? map->slot_count * 2 : 64,
+                             .count = map->count};
+        larger.slots = calloc(larger.slot_count, sizeof(*larger.slots));
+        if (!larger.slots)
+            return -ENOMEM;
+        if (getrandom(&larger.seed, sizeof(larger.seed), GRND_NONBLOCK) < 0)
+            larger.seed = (uint64_t)(uintptr_t)larger.slots;
+        for (size_t i = 0; i < map->slot_count; i++)
+            if (map->slots[i].is_used)
+                *map_slot_of(&larger, map->slots[i].key) = map->slots[i];
+        free(map->slots);
+        *map = larger;
+    }
     struct map_slot *slot = map_slot_of(map, key);
     if (slot->is_used)
         return -EEXIST;

@@ -16,7 +16,7 @@
 static void compose(const struct index *index, size_t size)
 {
     struct builder_header header = {.format = 1, .archive_bytes = UINT64_C(1) << 40};
-    const struct tree_part part = {.index = index, .base = 1u << 20};
+    const struct tree_part part = {.index = index, .base = 1u << 20, .at_root = true};
     struct tree_place entry = {.position = index_info(index)->entries / 2};
     struct fault fault = {0};
     struct index *new;
@@ -25,7 +25,6 @@ static void compose(const struct index *index, size_t size)
     int fd = memfd_create("tree", MFD_CLOEXEC);
     require(fd >= 0);
     require(tree_new(&tree) == 0 && tree_add(tree, &part, &entry.part) == 0);
-    require(tree_merge_root(tree, entry.part) == 0);
     require(tree_put(tree, TREE_TOP, "x", 1, entry, 0, &fault) == 0);
     int r = tree_write(tree, &header, fd, &fault);
     require(r == 0 || fault.what[0]);

@@ -31,11 +31,12 @@ static uint32_t add_part(struct composition *c, struct tree_part part)
 static void put_tree(struct composition *c, const struct index *index, const char *under,
                      uint64_t base)
 {
-    uint32_t part = add_part(c, (struct tree_part){.index = index, .base = base});
-    ck_assert_int_eq(*under ? tree_put(c->tree, TREE_TOP, under, strlen(under),
-                                       (struct tree_place){part, INDEX_ROOT}, 0, NULL)
-                            : tree_merge_root(c->tree, part),
-                     0);
+    uint32_t part =
+        add_part(c, (struct tree_part){.index = index, .base = base, .at_root = !*under});
+    if (*under)
+        ck_assert_int_eq(tree_put(c->tree, TREE_TOP, under, strlen(under),
+                                  (struct tree_place){part, INDEX_ROOT}, 0, NULL),
+                         0);
 }
 
 static int try_finish(struct composition *c, struct index **ret_index)
@@ -174,8 +175,7 @@ static struct index *show(const struct index *old, const char *const *paths)
         uint32_t position = position_of(old, *paths);
         bits[position / 8] |= (uint8_t)(1u << position % 8);
     }
-    uint32_t part = add_part(&c, (struct tree_part){.index = old, .shown = bits});
-    ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
+    add_part(&c, (struct tree_part){.index = old, .at_root = true, .shown = bits});
     return finish(&c);
 }
 
@@ -254,8 +254,7 @@ static struct index *show_some(const struct index *old, unsigned *seed, unsigned
         if (S_ISDIR(node.mode) || (unsigned)rand_r(seed) % one_in == 0)
             bits[i / 8] |= (uint8_t)(1u << i % 8);
     }
-    uint32_t part = add_part(&c, (struct tree_part){.index = old, .shown = bits});
-    ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
+    add_part(&c, (struct tree_part){.index = old, .at_root = true, .shown = bits});
     return finish(&c);
 }
 
@@ -367,12 +366,10 @@ START_TEST(names_of_one_file_are_links)
     struct index *old = file_index("f", 0);
     for (int merges = 0; merges < 2; merges++) {
         struct composition c = begin();
-        uint32_t part =
-            add_part(&c, (struct tree_part){.index = old, .name = "it", .list = ""});
+        uint32_t part = add_part(
+            &c, (struct tree_part){.index = old, .name = "it", .at_root = merges, .list = ""});
         uint32_t f = position_of(old, "f");
-        if (merges)
-            ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
-        else
+        if (!merges)
             ck_assert_int_eq(put(&c, part, f, TREE_TOP, "f"), 0);
         ck_assert_int_eq(put(&c, part, f, TREE_TOP, "g"), 0);
         char name[INDEX_NAME_MAX + 2];
@@ -395,10 +392,9 @@ START_TEST(a_directory_may_be_in_several_places)
 {
     struct index *old = rich_index();
     struct composition c = begin();
-    uint32_t part = add_part(&c, (struct tree_part){.index = old});
+    uint32_t part = add_part(&c, (struct tree_part){.index = old, .at_root = true});
     ck_assert_int_eq(put(&c, part, INDEX_ROOT, TREE_TOP, "y"), 0);
     ck_assert_int_eq(put(&c, part, position_of(old, "d"), TREE_TOP, "x"), 0);
-    ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
     struct index *new = finish(&c);
     ck_assert_uint_eq(node_of(new, "d/same").nlink, 3);
     ck_assert_uint_eq(node_of(new, "d/same").position, node_of(new, "x/same").position);
@@ -453,10 +449,8 @@ START_TEST(a_name_in_two_archives_is_an_error_that_names_both)
         unsigned which = 0;
         for (size_t j = 0; j < wrong[i].count; j++) {
             which = wrong[i].parts[j];
-            ck_assert_int_eq(
-                tree_merge_root(c.tree, add_part(&c, (struct tree_part){.index = indexes[which],
-                                                                        .name = names[which]})),
-                0);
+            add_part(&c, (struct tree_part){
+                             .index = indexes[which], .name = names[which], .at_root = true});
         }
         ck_assert_int_eq(try_finish(&c, NULL), -EEXIST);
         ck_assert_str_eq(c.fault.member, wrong[i].member);
@@ -478,17 +472,15 @@ START_TEST(what_is_there_may_stay)
     struct index *first = file_index("x/1", 0), *second = build(b, &tar_header),
                  *third = file_index("file", 0), *under = file_index("y", 0);
     struct composition c = begin();
-    const struct tree_part parts[] = {{.index = first},
-                                      {.index = second, .base = 10000, .gives_way = true},
-                                      {.index = third, .base = 20000, .gives_way = true},
-                                      {.index = under, .base = 30000, .gives_way = true}};
-    for (uint32_t i = 0; i < 4; i++) {
+    const struct tree_part parts[] = {
+        {.index = first, .at_root = true},
+        {.index = second, .base = 10000, .at_root = true, .gives_way = true},
+        {.index = third, .base = 20000, .at_root = true, .gives_way = true},
+        {.index = under, .base = 30000, .gives_way = true}};
+    for (uint32_t i = 0; i < 4; i++)
         add_part(&c, parts[i]);
-        ck_assert_int_eq(i < 3 ? tree_merge_root(c.tree, i)
-                               : tree_put(c.tree, TREE_TOP, "x/2", 3,
-                                          (struct tree_place){i, INDEX_ROOT}, 0, NULL),
-                         0);
-    }
+    ck_assert_int_eq(
+        tree_put(c.tree, TREE_TOP, "x/2", 3, (struct tree_place){3, INDEX_ROOT}, 0, NULL), 0);
     struct index *new = finish(&c);
     ck_assert_str_eq(listing(new, ""), "file x ");
     ck_assert_str_eq(listing(new, "x"), "1 2 ");

@@ -45,15 +45,15 @@ static int try_merge(const struct parts *p, struct index **ret_index)
     int r = tree_new(&tree);
     for (size_t i = 0; r == 0 && i < p->count; i++) {
         const char *under = p->at[i].under;
-        struct tree_part part = {.index = p->at[i].index, .base = p->at[i].base};
+        struct tree_part part = {
+            .index = p->at[i].index, .base = p->at[i].base, .at_root = !under};
         struct tree_place root = {.position = INDEX_ROOT};
         size_t bytes = index_info(part.index)->entries / 8 + 1;
         if (p->at[i].hides_some)
             part.shown = memset(malloc(bytes), 0xbf, bytes);
         r = tree_add(tree, &part, &root.part);
-        if (r == 0)
-            r = under ? tree_put(tree, TREE_TOP, under, strlen(under), root, 0, &fault)
-                      : tree_merge_root(tree, root.part);
+        if (r == 0 && under)
+            r = tree_put(tree, TREE_TOP, under, strlen(under), root, 0, &fault);
     }
     if (r == 0)
         return write_tree(tree, &header, &fault, ret_index);

@@ -40,8 +40,13 @@ static int try_view(const struct view *view, const struct index *old, struct fau
 {
     struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = UINT64_C(1) << 40};
     struct source *source;
+    struct tree *tree;
     int fd = memfd_create("view", MFD_CLOEXEC);
-    int r = view_write(view, old, &header, fd, fault);
+    ck_assert_int_eq(tree_new(&tree), 0);
+    int r = view_add(view, old, tree, fault);
+    if (r == 0)
+        r = tree_write(tree, &header, fd, fault);
+    tree_free(tree);
     ck_assert_int_eq(fchmod(fd, 0600), 0);
     ck_assert_int_eq(source_from_fd(fd, "view", &source), 0);
     if (r == 0) {
@@ -284,7 +289,7 @@ static void recipe_of(const char *const *patterns, const char *list, const char 
     view_describe(view, &recipe);
     ck_assert_int_eq(recipe.err, 0);
     recipe_name(&recipe, name);
-    recipe_free(&recipe);
+    vector_free(&recipe.bytes);
     view_free(view);
 }
 
