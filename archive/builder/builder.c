@@ -1369,20 +1369,6 @@ static int image_put_section(struct image *image, enum disk_section_id id, const
     return r < 0 ? r : image_put(image, bytes, records * disk_record_bytes(id));
 }
 
-/* A section of sums, which are in host order; omitted if empty. */
-static int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
-                          uint64_t count)
-{
-    if (count == 0)
-        return 0;
-    int r = image_begin_section(image, id);
-    for (uint64_t i = 0; r == 0 && i < count; i++) {
-        uint64_t sum = htole64(sums[i]);
-        r = image_put(image, &sum, sizeof(sum));
-    }
-    return r;
-}
-
 /* Keep a value of SECTION_EXTRA, for the entry at this position. -ENOMEM. */
 static int image_add_extra(struct image *image, uint32_t position, uint32_t kind,
                            uint64_t value)
@@ -1533,26 +1519,6 @@ static void order_sort(const struct builder *b, struct sort_item *items, size_t 
 /* ---- the tree ---- */
 
 /*
- * Group names by parent, in the order in which they were added. Those of `p` end up in
- * by_parent[ends[p - 1] .. ends[p]). Both arrays have one item for each name.
- */
-static void order_group_children(const struct builder *b, uint32_t *by_parent, uint32_t *ends)
-{
-    size_t count = b->names.count;
-    memset(ends, 0, count * sizeof(*ends));
-    for (size_t i = 1; i < count; i++)
-        ends[b->names.at[i].parent]++;
-    uint32_t sum = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t n = ends[i];
-        ends[i] = sum;
-        sum += n;
-    }
-    for (size_t i = 1; i < count; i++)
-        by_parent[ends[b->names.at[i].parent]++] = (uint32_t)i;
-}
-
-/*
  * Number the tree. name_at[position] is the name at each position, `dirs` has the positions of
  * directories, and the inodes of directories have `data` and `size` as on disk. `name_at` has
  * room for each name.
@@ -1569,7 +1535,21 @@ static int builder_number(struct builder *b, uint32_t *name_at)
     auto_free struct sort_item *items = calloc((size_t)largest, sizeof(*items));
     if (!by_parent || !ends || !items)
         return -ENOMEM;
-    order_group_children(b, by_parent, ends);
+
+    /*
+     * Group names by parent, in the order in which they were added. Those of `p` end up in
+     * by_parent[ends[p - 1] .. ends[p]).
+     */
+    for (size_t i = 1; i < count; i++)
+        ends[b->names.at[i].parent]++;
+    uint32_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t n = ends[i];
+        ends[i] = sum;
+        sum += n;
+    }
+    for (size_t i = 1; i < count; i++)
+        by_parent[ends[b->names.at[i].parent]++] = (uint32_t)i;
 
     uint32_t placed = 1;
     name_at[0] = 0;
@@ -1723,24 +1703,6 @@ static int image_put_entries_and_names(struct image *image)
     return r;
 }
 
-/* The attributes, and what they say of the whole index. */
-static int image_put_attrs(struct image *image)
-{
-    uint32_t flags = 0;
-    int r = image_begin_section(image, SECTION_ATTRS);
-    for (size_t i = 0; r == 0 && i < image->attrs.list.count; i++) {
-        const struct disk_attr *a = &image->attrs.list.at[i];
-        struct disk_attr disk = {htole32(a->mode), htole32(a->uid), htole32(a->gid),
-                                 htole32(a->flags)};
-        r = image_put(image, &disk, sizeof(disk));
-        flags |= a->flags;
-    }
-    image->header.features |= htole32((flags & ATTR_HOLES ? DISK_HAS_HOLES : 0) |
-                                      (flags & ATTR_NLINK ? DISK_HAS_HARDLINKS : 0) |
-                                      (flags & ATTR_XATTRS ? DISK_HAS_XATTRS : 0));
-    return r;
-}
-
 /* An inode's sum is at its first name; aliases and all but regular files have 0. */
 static int image_put_content_sums(struct image *image)
 {
@@ -1805,14 +1767,27 @@ static int image_make_digest(struct image *image)
 static int image_put_area(struct image *image)
 {
     struct builder *b = image->b;
+    const struct builder_header *about = image->about;
+    uint64_t kinds[LEFT_OUT_KINDS], xattrs_left_out = htole64(b->xattrs_left_out);
+    uint32_t flags = 0; /* of the whole index */
     int r = image_put_entries_and_names(image);
-    if (r == 0)
-        r = image_put_attrs(image);
+    for (size_t i = 0; i < image->attrs.list.count; i++) {
+        struct disk_attr *a = &image->attrs.list.at[i];
+        flags |= a->flags;
+        *a = (struct disk_attr){htole32(a->mode), htole32(a->uid), htole32(a->gid),
+                                htole32(a->flags)};
+    }
+    image->header.features |= htole32((flags & ATTR_HOLES ? DISK_HAS_HOLES : 0) |
+                                      (flags & ATTR_NLINK ? DISK_HAS_HARDLINKS : 0) |
+                                      (flags & ATTR_XATTRS ? DISK_HAS_XATTRS : 0));
+    for (size_t i = 0; i < LEFT_OUT_KINDS; i++)
+        kinds[i] = htole64(b->left_out_kinds[i]);
     const struct {
         enum disk_section_id id;
         const void *bytes;
         uint64_t records;
     } sections[] = {
+        {SECTION_ATTRS, image->attrs.list.at, image->attrs.list.count},
         {SECTION_DIRS, b->dirs.at, b->dirs.count},
         {SECTION_EXTENTS, b->extents.at, b->extents.count},
         {SECTION_BLOCKS, b->blocks.at, b->blocks.count},
@@ -1822,25 +1797,18 @@ static int image_put_area(struct image *image)
         {SECTION_POINTS, b->points.at, b->points.count},
         {SECTION_WINDOWS, b->windows.at, b->windows.count},
         {SECTION_PIECES, b->pieces.at, b->pieces.count / POINT_PIECES_BYTES},
+        {SECTION_SUMS, NULL, 0},
+        {SECTION_WINDOW_SUMS, about->window_sums, about->window_count},
+        {SECTION_LEFT_OUT, b->left_out.at, b->left_out.count / 8},
+        {SECTION_LEFT_OUT_KINDS, kinds, b->left_out_count ? LEFT_OUT_KINDS : 0},
+        {SECTION_XATTRS_LEFT_OUT, &xattrs_left_out, b->xattrs_left_out > 0},
+        {SECTION_RECIPE, about->recipe, about->recipe_len},
     };
     for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
-        r = image_put_section(image, sections[i].id, sections[i].bytes, sections[i].records);
-    if (r == 0)
-        r = image_put_content_sums(image);
-    if (r == 0)
-        r = image_put_sums(image, SECTION_WINDOW_SUMS, image->about->window_sums,
-                           image->about->window_count);
-    if (r == 0)
-        r = image_put_section(image, SECTION_LEFT_OUT, b->left_out.at, b->left_out.count / 8);
-    if (r == 0)
-        r = image_put_sums(image, SECTION_LEFT_OUT_KINDS, b->left_out_kinds,
-                           b->left_out_count ? LEFT_OUT_KINDS : 0);
-    if (r == 0)
-        r = image_put_sums(image, SECTION_XATTRS_LEFT_OUT, &b->xattrs_left_out,
-                           b->xattrs_left_out > 0);
-    if (r == 0)
-        r = image_put_section(image, SECTION_RECIPE, image->about->recipe,
-                              image->about->recipe_len);
+        r = sections[i].id == SECTION_SUMS
+                ? image_put_content_sums(image)
+                : image_put_section(image, sections[i].id, sections[i].bytes,
+                                    sections[i].records);
     return r < 0 ? r : image_flush(image);
 }
 

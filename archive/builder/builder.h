@@ -210,7 +210,7 @@ struct builder_header {
     bool has_sums;               /* of all files, even if there are none */
     bool ignores_zeros;          /* a wish: read on behind end-of-archive marks, */
     bool has_joined;             /* and there were members */
-    const uint64_t *window_sums; /* see index_window_sum; NULL: none */
+    const uint64_t *window_sums; /* as on disk, see index_window_sum; NULL: none */
     uint64_t window_count;
     const void *recipe; /* see index_recipe; NULL: none */
     size_t recipe_len;

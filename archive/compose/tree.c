@@ -482,35 +482,6 @@ static int tree_take(struct tree *t, uint32_t directory, const char *name, size_
                      t->fault);
 }
 
-/* Take the entries of a place, which must be in order, and then the names that were put there.
- */
-static int tree_take_place(struct tree *t, const struct tree_dir *dir)
-{
-    struct tree_place place = dir->place;
-    const struct tree_source *s = place.part == TREE_MADE ? NULL : &t->sources.at[place.part];
-    const char *name, *last = "";
-    size_t len, last_len = 0, put;
-    uint32_t first = 0, count = 0;
-    int r = s ? index_children(s->part.index, place.position, &first, &count) : 0;
-    for (uint32_t i = first; r == 0 && i < first + count; i++) {
-        if (!tree_shows(s->part.shown, i))
-            continue;
-        r = index_name(s->part.index, i, &name, &len);
-        if (r < 0 || bytes_compare(last, last_len, name, len) >= 0)
-            return tree_damaged(t, s);
-        r = tree_take(t, dir->inode, name, len, (struct tree_place){place.part, i}, dir->line);
-        last = name;
-        last_len = len;
-    }
-    if (r == -EUCLEAN)
-        return tree_damaged(t, s);
-    for (size_t end = tree_find_names(t, place, &put); r == 0 && put < end; put++) {
-        const struct tree_name *n = &t->names.at[put];
-        r = tree_take(t, dir->inode, n->at, n->len, n->target, n->line);
-    }
-    return r;
-}
-
 /* Give the root of the new tree the attributes of a part's, and walk. */
 static int tree_walk(struct tree *t)
 {
@@ -535,7 +506,30 @@ static int tree_walk(struct tree *t)
     r = vector_push(&t->queue, (struct tree_dir){.place = TREE_TOP});
     for (size_t i = 0; r == 0 && i < t->queue.count; i++) {
         const struct tree_dir dir = t->queue.at[i];
-        r = tree_take_place(t, &dir);
+        const struct tree_place place = dir.place;
+        const char *name, *last = "";
+        size_t len, last_len = 0, put;
+        uint32_t first = 0, count = 0;
+        s = place.part == TREE_MADE ? NULL : &t->sources.at[place.part];
+        /* first the place's own entries, which must be in order */
+        r = s ? index_children(s->part.index, place.position, &first, &count) : 0;
+        for (uint32_t at = first; r == 0 && at < first + count; at++) {
+            if (!tree_shows(s->part.shown, at))
+                continue;
+            r = index_name(s->part.index, at, &name, &len);
+            if (r < 0 || bytes_compare(last, last_len, name, len) >= 0)
+                return tree_damaged(t, s);
+            r = tree_take(t, dir.inode, name, len, (struct tree_place){place.part, at},
+                          dir.line);
+            last = name;
+            last_len = len;
+        }
+        if (s && r == -EUCLEAN)
+            return tree_damaged(t, s);
+        for (size_t end = tree_find_names(t, place, &put); r == 0 && put < end; put++) {
+            const struct tree_name *n = &t->names.at[put];
+            r = tree_take(t, dir.inode, n->at, n->len, n->target, n->line);
+        }
     }
     return r;
 }

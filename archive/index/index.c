@@ -313,7 +313,7 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
  * binary search in DIRS, whatever DIRS holds. The positions for which that search ends at one
  * place of DIRS form a range, and the ranges of different places do not overlap. So if the
  * first and the last child of a directory both lead to its place, then so do all between them,
- * and no other directory can claim one. index_check_children() tests just this, once for each
+ * and no other directory can claim one. index_children() tests just this, once for each
  * directory used; hence a walk of the whole tree meets each entry once at most.
  */
 
@@ -385,48 +385,35 @@ static int index_find_owner(const struct index *index, uint32_t position, uint32
     return index_dir_at(index, low, ret_dir);
 }
 
-static int index_check_children(const struct index *index, const struct index_entry *dir)
-{
-    _Atomic uint8_t *good = &index->dir_good[dir->position / 8];
-    uint8_t bit = (uint8_t)(1u << (dir->position % 8));
-    uint32_t first = (uint32_t)dir->data;
-    uint32_t count = (uint32_t)(dir->data >> 32);
-    if (count > 0 && (first <= dir->position || first >= index->info.entries ||
-                      count > index->info.entries - first))
-        return -EUCLEAN;
-    if (atomic_load_explicit(good, memory_order_relaxed) & bit)
-        return 0;
-
-    if (count > 0) {
-        uint32_t place, last_place;
-        struct index_entry owner;
-        int r = index_find_owner(index, first, &place, &owner);
-        if (r < 0)
-            return r;
-        r = index_find_owner(index, first + count - 1, &last_place, &owner);
-        if (r < 0)
-            return r;
-        if (place != last_place || owner.position != dir->position)
-            return -EUCLEAN;
-    }
-    atomic_fetch_or_explicit(good, bit, memory_order_relaxed);
-    return 0;
-}
-
 int index_children(const struct index *index, uint32_t directory, uint32_t *ret_first,
                    uint32_t *ret_count)
 {
-    struct index_entry dir;
+    struct index_entry dir, owner;
     int r = index_entry(index, directory, &dir);
     if (r < 0)
         return r;
     if (!S_ISDIR(dir.mode))
         return -ENOTDIR;
-    r = index_check_children(index, &dir);
-    if (r < 0)
-        return r;
-    *ret_first = (uint32_t)dir.data;
-    *ret_count = (uint32_t)(dir.data >> 32);
+    _Atomic uint8_t *good = &index->dir_good[dir.position / 8];
+    uint8_t bit = (uint8_t)(1u << (dir.position % 8));
+    uint32_t first = (uint32_t)dir.data, count = (uint32_t)(dir.data >> 32), place, last_place;
+    if (count > 0 && (first <= dir.position || first >= index->info.entries ||
+                      count > index->info.entries - first))
+        return -EUCLEAN;
+    if (!(atomic_load_explicit(good, memory_order_relaxed) & bit)) {
+        if (count > 0) {
+            r = index_find_owner(index, first, &place, &owner);
+            if (r == 0)
+                r = index_find_owner(index, first + count - 1, &last_place, &owner);
+            if (r < 0)
+                return r;
+            if (place != last_place || owner.position != dir.position)
+                return -EUCLEAN;
+        }
+        atomic_fetch_or_explicit(good, bit, memory_order_relaxed);
+    }
+    *ret_first = first;
+    *ret_count = count;
     return 0;
 }
 
@@ -1268,34 +1255,27 @@ static int index_follow_link(const struct index *index, uint32_t link, uint32_t 
     return index_follow_path(index, directory, target, len, way, ret_position);
 }
 
-/* One name of a path. */
-static int index_follow_name(const struct index *index, uint32_t directory, const char *name,
-                             size_t len, struct index_way *way, uint32_t *ret_position)
-{
-    struct node node;
-    uint32_t position;
-    way->steps++;
-    if (path_are_dots(name, len))
-        return directory == INDEX_ROOT ? -EXDEV : index_parent(index, directory, ret_position);
-    int r = index_lookup(index, directory, name, len, &position);
-    if (r == 0)
-        r = index_node(index, position, &node);
-    if (r < 0)
-        return r;
-    if (S_ISLNK(node.mode))
-        return index_follow_link(index, position, directory, way, ret_position);
-    *ret_position = position;
-    return 0;
-}
-
 static int index_follow_path(const struct index *index, uint32_t directory, const char *path,
                              size_t len, struct index_way *way, uint32_t *ret_position)
 {
     const char *name;
     size_t name_len;
     while (path_next_name(&path, &len, &name, &name_len)) {
-        uint32_t first, count;
-        int r = index_follow_name(index, directory, name, name_len, way, &directory);
+        struct node node;
+        uint32_t position, first, count;
+        int r;
+        way->steps++;
+        if (path_are_dots(name, name_len)) {
+            r = directory == INDEX_ROOT ? -EXDEV : index_parent(index, directory, &directory);
+        } else {
+            r = index_lookup(index, directory, name, name_len, &position);
+            if (r == 0)
+                r = index_node(index, position, &node);
+            if (r == 0 && S_ISLNK(node.mode))
+                r = index_follow_link(index, position, directory, way, &directory);
+            else if (r == 0)
+                directory = position;
+        }
         if (r == 0 && path != name + name_len) /* a slash follows */
             r = index_children(index, directory, &first, &count);
         if (r < 0)
@@ -1364,17 +1344,6 @@ static bool image_map(struct index *index, const struct source *source, uint64_t
     index->map_bytes = bytes;
     index->image = (const uint8_t *)map + skip;
     return true;
-}
-
-/* Read the image into memory that no other process can change. */
-static int image_read(struct index *index, const struct source *source, uint64_t offset,
-                      uint64_t len)
-{
-    index->copy = malloc(len);
-    if (!index->copy)
-        return -ENOMEM;
-    index->image = index->copy;
-    return source_read(source, index->copy, len, offset);
 }
 
 static void image_decode_info(const struct disk_header *h, struct index_info *info)
@@ -1532,31 +1501,6 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     return index->dir_good ? 0 : -ENOMEM;
 }
 
-static int image_open(struct index *index, uint64_t offset, uint64_t len, struct fault *fault)
-{
-    const uint8_t *image = index->image;
-    struct index_entry root;
-    int r = image_check_header(image, offset, len, fault);
-    if (r < 0)
-        return r;
-    struct disk_header h;
-    memcpy(&h, image, sizeof(h));
-    image_decode_info(&h, &index->info);
-    index->info.image_offset = offset;
-    r = image_check_area(index, &h, image, offset, fault);
-    if (r == 0)
-        r = image_read_sections(index, &h, image, offset, fault);
-    if (r == 0)
-        r = image_count_records(index, &h, offset, fault);
-    if (r < 0)
-        return r;
-    if (index_entry(index, INDEX_ROOT, &root) < 0)
-        return image_damaged(fault, offset, "its first entry can't be read");
-    return S_ISDIR(root.mode)
-               ? 0
-               : image_damaged(fault, offset, "its first entry is not a directory");
-}
-
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index)
 {
@@ -1564,17 +1508,37 @@ int index_open(struct source *source, uint64_t offset, uint64_t len, struct faul
     if (offset % 8 || len == 0 || offset > size || len > size - offset)
         return image_damaged(fault, offset, "it does not lie within its file");
     struct index *index = calloc(1, sizeof(*index));
+    struct index_entry root;
+    struct disk_header h;
     if (!index)
         return -ENOMEM;
-    int r = -ENOMEM;
-    if (len <= SIZE_MAX - DISK_PAGE_BYTES) /* a system of 32 bits can't address more */
-        r = len > READ_BYTES && image_map(index, source, offset, len)
-                ? 0
-                : image_read(index, source, offset, len);
+    int r = 0;
+    if (len > SIZE_MAX - DISK_PAGE_BYTES) { /* a system of 32 bits can't address more */
+        r = -ENOMEM;
+    } else if (len <= READ_BYTES || !image_map(index, source, offset, len)) {
+        /* Read into memory that no other process can change. */
+        index->copy = malloc(len);
+        index->image = index->copy;
+        r = index->copy ? source_read(source, index->copy, len, offset) : -ENOMEM;
+    }
     if (r < 0)
         fault_set(fault, r, NULL, offset, "the index can't be read: %s", fault_errno(r));
     else
-        r = image_open(index, offset, len, fault);
+        r = image_check_header(index->image, offset, len, fault);
+    if (r == 0) {
+        memcpy(&h, index->image, sizeof(h));
+        image_decode_info(&h, &index->info);
+        index->info.image_offset = offset;
+        r = image_check_area(index, &h, index->image, offset, fault);
+    }
+    if (r == 0)
+        r = image_read_sections(index, &h, index->image, offset, fault);
+    if (r == 0)
+        r = image_count_records(index, &h, offset, fault);
+    if (r == 0 && index_entry(index, INDEX_ROOT, &root) < 0)
+        r = image_damaged(fault, offset, "its first entry can't be read");
+    else if (r == 0 && !S_ISDIR(root.mode))
+        r = image_damaged(fault, offset, "its first entry is not a directory");
     if (r < 0) {
         index_close(index);
         return r;

@@ -49,7 +49,7 @@ struct writer {
 
     VECTOR(struct builder_piece) pieces; /* of the current member */
     void *window_state;
-    VECTOR(uint64_t) window_sums; /* of the complete windows, see index_window_sum */
+    VECTOR(uint64_t) window_sums; /* of the complete windows, as on disk */
     void *identifier_state;
     void *sum_state; /* for the current member's data */
 
@@ -910,7 +910,7 @@ static int writer_flush(struct writer *w, size_t most, struct fault *fault)
 /* Ends a window, which may be the file's last and short. -ENOMEM. */
 static int writer_end_window(struct writer *w)
 {
-    int r = vector_push(&w->window_sums, XXH3_64bits_digest(w->window_state));
+    int r = vector_push(&w->window_sums, htole64(XXH3_64bits_digest(w->window_state)));
     XXH3_64bits_reset(w->window_state);
     return r;
 }

@@ -20,6 +20,7 @@
 #include "fileset.h"
 
 #include <dirent.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -935,7 +936,7 @@ static int unpacked_sums(struct source *source, struct builder_header *header,
         size_t len = left < INDEX_WINDOW_BYTES ? (size_t)left : (size_t)INDEX_WINDOW_BYTES;
         r = source_read(source, window, len, at);
         if (r == 0)
-            sums[i] = XXH3_64bits(window, len);
+            sums[i] = htole64(XXH3_64bits(window, len));
         progress->beats++;
     }
     header->window_sums = sums;

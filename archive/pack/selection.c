@@ -353,16 +353,6 @@ int name_list_children(const struct name_list *list, uint32_t number, size_t pat
 
 /* ---- patterns ---- */
 
-/* Most names end otherwise than their pattern, which is found out faster than by fnmatch. */
-static bool selection_ends_alike(const char *pattern, const char *path)
-{
-    const char *p = pattern + strlen(pattern), *end = path + strlen(path);
-    while (p > pattern && !strchr("*?[]\\", p[-1]))
-        if (end == path || *--end != *--p)
-            return false;
-    return true;
-}
-
 bool selection_matches(const char *pattern, const char *path, bool is_folder)
 {
     size_t len = strlen(pattern);
@@ -374,7 +364,13 @@ bool selection_matches(const char *pattern, const char *path, bool is_folder)
     if (!strchr(p, '/'))
         path = path_base(path);
     p += *p == '/';
-    return selection_ends_alike(p, path) && fnmatch(p, path, 0) == 0;
+    /* Most names end otherwise than their pattern, which is found out faster than by fnmatch.
+     */
+    const char *last = p + strlen(p), *end = path + strlen(path);
+    while (last > p && !strchr("*?[]\\", last[-1]))
+        if (end == path || *--end != *--last)
+            return false;
+    return fnmatch(p, path, 0) == 0;
 }
 
 bool selection_excludes(const struct selection *s, const char *path, bool is_folder)
