@@ -20,7 +20,6 @@
 #include "map.h"
 #include "numbers.h"
 #include "path.h"
-#include "search.h"
 #include "vector.h"
 
 struct tree_source {

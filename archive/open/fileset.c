@@ -7,7 +7,7 @@
  *   3. part_look: its format, and what it lies in, where that is not known by now.
  *   4. part_open: its index, by the first of several openers that has one: the archive's own, a
  *      saved one, one that the store unpacks a stream by, a new one. Then the tree that is
- *      shown, if that is another than the archive's (composed_apply).
+ *      shown, if that is another than the archive's (composed_finish).
  *   5. many_unite, for several: one tree of theirs.
  *
  * The file has first what the steps need, and the steps at its end: messages, saved indexes,
@@ -1747,28 +1747,6 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
 }
 
 /*
- * The end of an opening with options->compose: unless it failed with `err`, put what that
- * describes in the place of fileset->index, if it is not that already. -EAGAIN: archives in it
- * would have to be indexed, and only_ready forbids it. Frees o->steps.
- */
-static int composed_apply(struct opening *o, int err, struct fault *fault)
-{
-    struct composition *steps = &o->steps;
-    int r = err;
-    /* composed_open_saved has looked, except for a stream's. Another process may have saved it
-     * since then: it is made once more. */
-    if (r == 0 && !steps->done)
-        r = o->compression || o->fileset->compression ? composed_recall(steps) : -ENOENT;
-    if (r == -ENOENT && err == 0)
-        r = o->options->compose->nested && o->options->only_ready ? -EAGAIN : 0;
-    steps->saves_later = o->options->saves_later && !o->fileset->compression;
-    if (r == 0)
-        r = composed_finish(steps, composed_write_nested, fault);
-    composition_free(steps);
-    return r;
-}
-
-/*
  * Archives that are opened by several threads at once, and report to one user: notes come one
  * at a time, and the progress counts all together. The caller's thread opens nothing: it waits
  * for the others, and for signals, which they block.
@@ -2117,8 +2095,20 @@ static int part_open(struct part *part, const struct fileset_options *options)
     fileset->identity.slice_start = fileset->identity.slice_bytes = 0; /* of the file */
     fileset->path = strdup(source_name(fileset->source));
     int r = fileset->path ? fileset_open_index(&o, fault) : -ENOMEM;
-    if (own.compose)
-        r = composed_apply(&o, r, fault);
+    if (r == 0 && own.compose) {
+        /*
+         * What it describes takes the place of the index. composed_open_saved has looked for
+         * that, except for a stream's; what another process has saved since is made once more.
+         */
+        if (!o.steps.done)
+            r = o.compression || fileset->compression ? composed_recall(&o.steps) : -ENOENT;
+        if (r == -ENOENT) /* archives in it would have to be indexed */
+            r = own.compose->nested && own.only_ready ? -EAGAIN : 0;
+        o.steps.saves_later = own.saves_later && !fileset->compression;
+        if (r == 0)
+            r = composed_finish(&o.steps, composed_write_nested, fault);
+    }
+    composition_free(&o.steps);
     index_close(o.stream_index);
     if (r < 0) {
         if (!fileset->packed)

@@ -25,7 +25,6 @@
 #include "cleanup.h"
 #include "lost_pages.h"
 #include "numbers.h"
-#include "search.h"
 #include "source_concat.h"
 #include "source_ops.h"
 #include "source_retry.h"

@@ -30,7 +30,6 @@
 #include "cleanup.h"
 #include "codec.h"
 #include "numbers.h"
-#include "search.h"
 #include "source.h"
 #include "source_window.h"
 #include "stream.h"

@@ -16,8 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "numbers.h"
 #include "permutation.h"
-#include "search.h"
 #include "vector.h"
 #include "write_at.h"
 

@@ -200,32 +200,7 @@ static void print_heading(struct listing *l, const char *name)
     fputs(":\n", stdout);
 }
 
-/* List path number `i` of the words. Another archive may have one that this archive lacks. */
-static int list_path(struct listing *l, size_t i)
-{
-    const char *path = l->words.paths[i];
-    struct fault fault = {0};
-    uint32_t position;
-    struct node node;
-    int r = index_follow(l->index, INDEX_ROOT, path, NULL, &position);
-    if (r == 0)
-        r = index_node(l->index, position, &node);
-    if (r == 0 && !S_ISDIR(node.mode)) {
-        r = print_entry(l, path, strlen(path), position, &node);
-    } else if (r == 0) {
-        if (l->words.path_count > 1)
-            print_heading(l, path);
-        r = list_directory(l, position);
-    }
-    l->words.found[i] |= r != -ENOENT; /* another fault is told here */
-    if (r == 0 || r == -ENOENT)
-        return CLI_OK;
-    const char *why = cli_path_error(r);
-    if (why)
-        fault_set(&fault, r, path, FAULT_NO_OFFSET, "%s", why);
-    return cli_fail(l->archive, r, &fault);
-}
-
+/* The paths, or all. A path that this archive lacks may be in another. */
 static int list_archive(struct listing *l, size_t number)
 {
     const struct fileset_options options = {.names_only = true};
@@ -241,9 +216,28 @@ static int list_archive(struct listing *l, size_t number)
         int r = list_directory(l, INDEX_ROOT);
         status = r < 0 ? cli_fail(l->archive, r, NULL) : CLI_OK;
     }
-    for (size_t i = 0; i < l->words.path_count; i++)
-        if (list_path(l, i) != CLI_OK)
-            status = CLI_FAILED;
+    for (size_t i = 0; i < l->words.path_count; i++) {
+        const char *path = l->words.paths[i];
+        struct fault fault = {0};
+        uint32_t position;
+        struct node node;
+        int r = index_follow(l->index, INDEX_ROOT, path, NULL, &position);
+        if (r == 0)
+            r = index_node(l->index, position, &node);
+        if (r == 0 && !S_ISDIR(node.mode)) {
+            r = print_entry(l, path, strlen(path), position, &node);
+        } else if (r == 0) {
+            if (l->words.path_count > 1)
+                print_heading(l, path);
+            r = list_directory(l, position);
+        }
+        l->words.found[i] |= r != -ENOENT; /* another fault is told here */
+        if (r == 0 || r == -ENOENT)
+            continue;
+        if (cli_path_error(r))
+            fault_set(&fault, r, path, FAULT_NO_OFFSET, "%s", cli_path_error(r));
+        status = cli_fail(l->archive, r, &fault);
+    }
     fileset_close(fileset);
     return status;
 }

@@ -1,6 +1,6 @@
 /*
- * The smaller and the larger of two numbers, each evaluated once; the order of numbers; numbers
- * in text.
+ * The smaller and the larger of two numbers, each evaluated once; the order of numbers; a
+ * binary search; numbers in text.
  */
 #ifndef ONEPOT_NUMBERS_H
 #define ONEPOT_NUMBERS_H
@@ -35,6 +35,25 @@ static inline int compare_u64(const void *a, const void *b)
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
+
+/*
+ * The first number `i` from `from` on, below `end`, for which a condition holds that then holds
+ * for all behind it; `end` if it holds for none:
+ *
+ *     place = search_first(i, 0, count, positions[i] >= position);
+ */
+#define search_first(i, from, end, holds)                                                      \
+    ({                                                                                         \
+        uint64_t search_low = (from), search_high = (end);                                     \
+        while (search_low < search_high) {                                                     \
+            uint64_t i = search_low + (search_high - search_low) / 2;                          \
+            if (holds)                                                                         \
+                search_high = i;                                                               \
+            else                                                                               \
+                search_low = i + 1;                                                            \
+        }                                                                                      \
+        search_low;                                                                            \
+    })
 
 /* The digits at the start of `text`; *ret_rest is what follows them. -EINVAL, -ERANGE. */
 static inline int digits_parse(const char *text, uint64_t *ret_number, const char **ret_rest)
