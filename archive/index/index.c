@@ -228,7 +228,7 @@ static int index_ranges_bytes(const struct index *index, const struct index_entr
  * archive for its bytes.
  */
 static int index_node_bytes(const struct index *index, const struct index_entry *e,
-                            struct node *node)
+                            uint64_t *ret_data_bytes)
 {
     uint64_t data = e->size, block = index->info.block_bytes;
     int r = e->size > INT64_MAX ? -EUCLEAN : 0;
@@ -251,58 +251,61 @@ static int index_node_bytes(const struct index *index, const struct index_entry 
     }
     if (r < 0 || data > e->size)
         return -EUCLEAN;
-    node->size_bytes = e->size;
-    node->data_bytes = data;
-    node->has_holes = e->flags & ATTR_HOLES;
+    *ret_data_bytes = data;
     return 0;
 }
 
 int index_node(const struct index *index, uint32_t position, struct node *ret_node)
 {
     struct index_entry e;
-    uint64_t links = 1, wide_mtime = 0;
+    uint64_t size = 0, data = 0, device = 0, links = 1;
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
     const uint64_t mtime = le64toh(e.disk->mtime);
-    struct node node = {
+    const uint32_t mtime_nsec = (uint32_t)(mtime & ((1u << DISK_NSEC_BITS) - 1));
+    uint64_t mtime_sec = (mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
+    if (e.mode & ~(uint32_t)(S_IFMT | 07777))
+        return -EUCLEAN;
+    if (S_ISREG(e.mode)) {
+        size = e.size;
+        r = index_node_bytes(index, &e, &data);
+    } else if (S_ISDIR(e.mode)) {
+        size = DIRECTORY_SIZE;
+        links = e.size + 2;
+    } else if (S_ISLNK(e.mode)) {
+        size = e.size;
+        r = e.size == 0 || e.size > INDEX_SYMLINK_MAX ? -EUCLEAN : 0;
+    } else if (S_ISCHR(e.mode) || S_ISBLK(e.mode)) {
+        device = e.data;
+    } else if (!S_ISFIFO(e.mode) && !S_ISSOCK(e.mode)) {
+        r = -EUCLEAN;
+    }
+    if (r == 0 && e.flags & ATTR_WIDE_MTIME)
+        r = index_extra(index, e.position, EXTRA_MTIME, &mtime_sec);
+    if (r == 0 && e.flags & ATTR_NLINK && !S_ISDIR(e.mode))
+        r = index_extra(index, e.position, EXTRA_NLINK, &links);
+    if (r == 0 && (mtime_nsec > 999999999 || links == 0 || links > UINT32_MAX ||
+                   lost_pages_any(index->guard)))
+        r = -EUCLEAN;
+    if (r < 0)
+        return r;
+    *ret_node = (struct node){
         .position = e.position,
         .mode = e.mode,
         .uid = le32toh(e.attr->uid),
         .gid = le32toh(e.attr->gid),
-        .mtime_nsec = (uint32_t)(mtime & ((1u << DISK_NSEC_BITS) - 1)),
-        .mtime_sec = (int64_t)(mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS,
+        .nlink = (uint32_t)links,
+        .rdev_major = (uint32_t)device,
+        .rdev_minor = (uint32_t)(device >> 32),
+        .mtime_nsec = mtime_nsec,
+        .mtime_sec = (int64_t)mtime_sec,
+        .size_bytes = size,
+        .data_bytes = data,
         .has_xattrs = e.flags & ATTR_XATTRS,
+        .has_holes = S_ISREG(e.mode) && e.flags & ATTR_HOLES,
     };
-    if (node.mode & ~(uint32_t)(S_IFMT | 07777))
-        return -EUCLEAN;
-    if (S_ISREG(node.mode)) {
-        r = index_node_bytes(index, &e, &node);
-    } else if (S_ISDIR(node.mode)) {
-        node.size_bytes = DIRECTORY_SIZE;
-        links = e.size + 2;
-    } else if (S_ISLNK(node.mode)) {
-        node.size_bytes = e.size;
-        r = e.size == 0 || e.size > INDEX_SYMLINK_MAX ? -EUCLEAN : 0;
-    } else if (S_ISCHR(node.mode) || S_ISBLK(node.mode)) {
-        node.rdev_major = (uint32_t)e.data;
-        node.rdev_minor = (uint32_t)(e.data >> 32);
-    } else if (!S_ISFIFO(node.mode) && !S_ISSOCK(node.mode)) {
-        r = -EUCLEAN;
-    }
-    if (r == 0 && e.flags & ATTR_WIDE_MTIME) {
-        r = index_extra(index, e.position, EXTRA_MTIME, &wide_mtime);
-        node.mtime_sec = (int64_t)wide_mtime;
-    }
-    if (r == 0 && e.flags & ATTR_NLINK && !S_ISDIR(node.mode))
-        r = index_extra(index, e.position, EXTRA_NLINK, &links);
-    if (r == 0 && (node.mtime_nsec > 999999999 || links == 0 || links > UINT32_MAX ||
-                   lost_pages_any(index->guard)))
-        r = -EUCLEAN;
-    node.nlink = (uint32_t)links;
-    if (r == 0)
-        *ret_node = node;
-    return r;
+    return 0;
 }
 
 /* ---- names and directories ---- */
