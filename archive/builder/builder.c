@@ -933,7 +933,7 @@ static int member_no_memory(const struct builder *b, struct fault *fault)
 
 /* ---- members ---- */
 
-static int member_symlink(struct builder *b, const struct place *place, const struct member *m,
+static int member_symlink(struct builder *b, const struct place *place, const struct node *m,
                           struct builder_inode *inode)
 {
     if (m->link_len == 0)
@@ -950,9 +950,8 @@ static int member_symlink(struct builder *b, const struct place *place, const st
 }
 
 /* Turn a member into an inode, without names yet. */
-static int member_make_inode(struct builder *b, const struct place *place,
-                             const struct member *m, struct builder_inode *ret_inode,
-                             bool *ret_is_wide)
+static int member_make_inode(struct builder *b, const struct place *place, const struct node *m,
+                             struct builder_inode *ret_inode, bool *ret_is_wide)
 {
     struct builder_inode inode = {.nlink = 0};
     uint32_t kind = DATA_KIND_NONE;
@@ -1077,7 +1076,7 @@ static int link_add(struct builder *b, struct place *place, uint32_t inode)
     return member_bind(b, place, inode);
 }
 
-int builder_add(struct builder *b, const char *path, size_t len, const struct member *member,
+int builder_add(struct builder *b, const char *path, size_t len, const struct node *member,
                 struct fault *fault, uint32_t *ret_inode)
 {
     if (b->is_written)
@@ -1129,7 +1128,7 @@ int builder_add(struct builder *b, const char *path, size_t len, const struct me
 }
 
 int builder_add_in(struct builder *b, uint32_t directory, const char *name, size_t len,
-                   const struct member *member, struct fault *fault, uint32_t *inode)
+                   const struct node *member, struct fault *fault, uint32_t *inode)
 {
     if (b->is_written || directory >= b->inodes.count || !is_directory_inode(b, directory))
         return -EINVAL;

@@ -33,12 +33,6 @@
 
 struct builder;
 
-/* How the place of a regular file's bytes is described. */
-enum builder_data {
-    DATA_STORED, /* one range of the archive at `data_offset`, or an empty file */
-    DATA_PIECES, /* pieces, with holes or in blocks */
-};
-
 /* A part of a file: stored, or in a block. */
 struct builder_piece {
     uint64_t offset; /* in the file */
@@ -48,38 +42,6 @@ struct builder_piece {
     uint32_t block_offset;
 };
 #define BUILDER_NO_BLOCK UINT32_MAX
-
-/*
- * A member of an archive, whichever way it goes. The builder takes its attributes and links,
- * and gets the path and the rest by calls of their own; the writer (writer.h) takes all of it
- * but the offsets, which it knows.
- */
-struct member {
-    uint32_t mode; /* as st_mode */
-    uint32_t uid;
-    uint32_t gid;
-    uint32_t rdev_major;
-    uint32_t rdev_minor;
-    int64_t mtime_sec;
-    uint32_t mtime_nsec;
-    uint64_t size_bytes; /* of a regular file, holes included */
-    enum builder_data data;
-    uint64_t data_offset;   /* DATA_STORED */
-    uint64_t header_offset; /* of the member's header, for messages only */
-    const char *link;       /* target of a symbolic link (1 to 4095 bytes) or hard link */
-    size_t link_len;
-    bool is_hardlink; /* to `link`, an earlier path */
-
-    const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
-    size_t path_len;
-    const struct xattr *xattrs;
-    size_t xattr_count;
-    /* DATA_PIECES: offset and length of each, ascending, not empty, without overlap. */
-    const struct builder_piece *pieces;
-    size_t piece_count;
-    bool has_sum; /* the XXH3-64 of the data is known: */
-    uint64_t sum;
-};
 
 /* -ENOMEM. The root exists from the start: a directory with mode 0755, owner 0:0, time 0. */
 int builder_new(struct builder **ret_builder);
@@ -110,7 +72,7 @@ void builder_set_archive_size(struct builder *builder, uint64_t archive_bytes);
  *     -EOVERFLOW     more than 2^32 - 2 entries
  */
 int builder_add(struct builder *builder, const char *path, size_t len,
-                const struct member *member, struct fault *fault, uint32_t *ret_inode);
+                const struct node *member, struct fault *fault, uint32_t *ret_inode);
 
 /*
  * Add a member to a directory, which an earlier call returned or which is the root (0), by its
@@ -121,7 +83,7 @@ int builder_add(struct builder *builder, const char *path, size_t len,
  * as builder_add.
  */
 int builder_add_in(struct builder *builder, uint32_t directory, const char *name, size_t len,
-                   const struct member *member, struct fault *fault, uint32_t *inode);
+                   const struct node *member, struct fault *fault, uint32_t *inode);
 
 /*
  * Does this path belong to a member, or to a directory that leads to one? 1 or 0; -ENOTDIR: it

@@ -396,42 +396,33 @@ static int tree_take_sum(struct tree *t, struct tree_source *s, const struct nod
 
 /* All that an inode has besides its record. */
 static int tree_fill_inode(struct tree *t, struct tree_source *s, const struct node *node,
-                           const struct member *member, uint32_t inode)
+                           uint32_t inode)
 {
     int r = node->has_xattrs ? tree_take_xattrs(t, s, node, inode) : 0;
-    if (r == 0 && S_ISREG(node->mode) && member->data == DATA_PIECES)
+    if (r == 0 && S_ISREG(node->mode) && node->data == DATA_PIECES)
         r = tree_take_pieces(t, s, node, inode);
     if (r == 0 && S_ISREG(node->mode) && t->has_sums)
         r = tree_take_sum(t, s, node, inode);
     return r;
 }
 
-static int part_describe(struct tree_source *s, const struct node *node,
-                         struct member *ret_member)
+/* Where the bytes of a file lie, and where a symbolic link leads. */
+static int part_describe(struct tree_source *s, struct node *node)
 {
     struct extent extent;
     int r = 0;
-    *ret_member = (struct member){.mode = node->mode,
-                                  .uid = node->uid,
-                                  .gid = node->gid,
-                                  .rdev_major = node->rdev_major,
-                                  .rdev_minor = node->rdev_minor,
-                                  .mtime_sec = node->mtime_sec,
-                                  .mtime_nsec = node->mtime_nsec,
-                                  .size_bytes = node->size_bytes,
-                                  .header_offset = FAULT_NO_OFFSET};
+    node->header_offset = FAULT_NO_OFFSET;
     if (S_ISLNK(node->mode)) {
-        r = index_symlink(s->part.index, node->position, &ret_member->link,
-                          &ret_member->link_len);
-        return r < 0 ? r : part_spend(s, ret_member->link_len);
+        r = index_symlink(s->part.index, node->position, &node->link, &node->link_len);
+        return r < 0 ? r : part_spend(s, node->link_len);
     }
     if (!S_ISREG(node->mode) || node->size_bytes == 0)
         return 0;
     r = index_extent(s->part.index, node->position, 0, &extent);
     if (r == 0 && (extent.kind != EXTENT_STORED || !extent.is_last))
-        ret_member->data = DATA_PIECES;
-    else if (r == 0 && __builtin_add_overflow(s->part.base, extent.source_offset,
-                                              &ret_member->data_offset))
+        node->data = DATA_PIECES;
+    else if (r == 0 &&
+             __builtin_add_overflow(s->part.base, extent.source_offset, &node->data_offset))
         r = -EUCLEAN;
     return r;
 }
@@ -445,7 +436,6 @@ static int tree_take(struct tree *t, uint32_t directory, const char *name, size_
     struct tree_place from = target;
     struct tree_dir entry = {.place = target, .line = line};
     struct fault why = {0};
-    struct member member;
     struct node node = {0};
     if (target.part == TREE_MADE)
         from = (struct tree_place){t->made.at[target.position].part, INDEX_ROOT};
@@ -456,14 +446,14 @@ static int tree_take(struct tree *t, uint32_t directory, const char *name, size_
     entry.inode = known ? *known : 0;
     bool is_new = entry.inode == 0;
     if (r == 0 && is_new)
-        r = part_describe(s, &node, &member);
+        r = part_describe(s, &node);
     if (r == 0)
-        r = builder_add_in(t->builder, directory, name, len, is_new ? &member : NULL, &why,
+        r = builder_add_in(t->builder, directory, name, len, is_new ? &node : NULL, &why,
                            &entry.inode);
     if (r == 0 && known)
         *known = entry.inode;
     if (r == 0 && is_new)
-        r = tree_fill_inode(t, s, &node, &member, entry.inode);
+        r = tree_fill_inode(t, s, &node, entry.inode);
     if (r >= 0)
         return S_ISDIR(node.mode) ? vector_push(&t->queue, entry) : 0;
     if (r == -EEXIST)
@@ -486,17 +476,16 @@ static int tree_walk(struct tree *t)
 {
     uint32_t part = t->made.at[0].part, inode;
     struct tree_source *s = part == NO_PART ? NULL : &t->sources.at[part];
-    struct member member;
-    struct node node;
+    struct node node = {0};
     int r = s ? index_node(s->part.index, INDEX_ROOT, &node) : 0;
     if (s && r == 0 && !S_ISDIR(node.mode))
         r = -EUCLEAN;
     if (s && r == 0)
-        r = part_describe(s, &node, &member);
+        r = part_describe(s, &node);
     if (s && r == 0)
-        r = builder_add(t->builder, ".", 1, &member, t->fault, &inode);
+        r = builder_add(t->builder, ".", 1, &node, t->fault, &inode);
     if (s && r == 0)
-        r = tree_fill_inode(t, s, &node, &member, inode);
+        r = tree_fill_inode(t, s, &node, inode);
     if (r < 0)
         return r == -EUCLEAN ? tree_damaged(t, s) : r;
     if (t->names.count > 0)

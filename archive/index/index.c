@@ -290,21 +290,19 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
         r = -EUCLEAN;
     if (r < 0)
         return r;
-    *ret_node = (struct node){
-        .position = e.position,
-        .mode = e.mode,
-        .uid = le32toh(e.attr->uid),
-        .gid = le32toh(e.attr->gid),
-        .nlink = (uint32_t)links,
-        .rdev_major = (uint32_t)device,
-        .rdev_minor = (uint32_t)(device >> 32),
-        .mtime_nsec = mtime_nsec,
-        .mtime_sec = (int64_t)mtime_sec,
-        .size_bytes = size,
-        .data_bytes = data,
-        .has_xattrs = e.flags & ATTR_XATTRS,
-        .has_holes = S_ISREG(e.mode) && e.flags & ATTR_HOLES,
-    };
+    ret_node->mode = e.mode;
+    ret_node->uid = le32toh(e.attr->uid);
+    ret_node->gid = le32toh(e.attr->gid);
+    ret_node->rdev_major = (uint32_t)device;
+    ret_node->rdev_minor = (uint32_t)(device >> 32);
+    ret_node->mtime_nsec = mtime_nsec;
+    ret_node->mtime_sec = (int64_t)mtime_sec;
+    ret_node->size_bytes = size;
+    ret_node->position = e.position;
+    ret_node->nlink = (uint32_t)links;
+    ret_node->data_bytes = data;
+    ret_node->has_xattrs = e.flags & ATTR_XATTRS;
+    ret_node->has_holes = S_ISREG(e.mode) && e.flags & ATTR_HOLES;
     return 0;
 }
 

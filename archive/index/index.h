@@ -90,22 +90,53 @@ enum digest_kind {
 };
 #define INDEX_DIGEST_BYTES 16u
 
-/* An inode, decoded. */
+/* How the place of a regular file's bytes is described. */
+enum builder_data {
+    DATA_STORED, /* one range of the archive at `data_offset`, or an empty file */
+    DATA_PIECES, /* pieces, with holes or in blocks */
+};
+
+/*
+ * A file of any type: an inode of an index, or a member of an archive on its way into one. The
+ * builder takes a member's attributes, its place and its link, and gets the path and the rest
+ * by calls of their own; the writer (writer.h) takes all of a member but the offsets, which it
+ * knows.
+ */
 struct node {
-    uint32_t position; /* of the inode: st_ino is this plus one */
-    uint32_t mode;     /* type and permission bits, as st_mode */
+    uint32_t mode; /* type and permission bits, as st_mode */
     uint32_t uid;
     uint32_t gid;
-    uint32_t nlink;
     uint32_t rdev_major;
     uint32_t rdev_minor;
     uint32_t mtime_nsec;
     int64_t mtime_sec;
-    uint64_t size_bytes; /* of a directory: 4096, without any data; see index.c */
+    uint64_t size_bytes; /* of a regular file, holes included; of an index's directory: 4096,
+                            without any data, see index.c */
+
+    /* Of an inode; the builder finds them itself. */
+    uint32_t position; /* st_ino is this plus one */
+    uint32_t nlink;
     uint64_t data_bytes; /* bytes outside holes, at most as many as the archive can hold;
                             st_blocks is this / 512, rounded up */
     bool has_xattrs;
     bool has_holes;
+
+    /* Of a member; index_node leaves them as they are. */
+    bool is_hardlink; /* to `link`, an earlier path */
+    bool has_sum;     /* the XXH3-64 of the data is `sum` */
+    enum builder_data data;
+    uint64_t data_offset;   /* DATA_STORED */
+    uint64_t header_offset; /* of the member's header, for messages only */
+    const char *link;       /* target of a symbolic link (1 to 4095 bytes) or hard link */
+    size_t link_len;
+    const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
+    size_t path_len;
+    const struct xattr *xattrs;
+    size_t xattr_count;
+    /* DATA_PIECES: offset and length of each, ascending, not empty, without overlap. */
+    const struct builder_piece *pieces; /* see builder.h */
+    size_t piece_count;
+    uint64_t sum;
 };
 
 /* The header's description of the index. */

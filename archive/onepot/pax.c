@@ -187,13 +187,13 @@ static int pax_append_number(struct pax_buffer *records, const char *key, uint64
     return pax_append_text(records, key, text);
 }
 
-static bool pax_mtime_fits(const struct member *m)
+static bool pax_mtime_fits(const struct node *m)
 {
     return m->mtime_nsec == 0 && m->mtime_sec >= 0 && (uint64_t)m->mtime_sec < NUMBER_LIMIT;
 }
 
 /* Decimal seconds. Before 1970 the nanoseconds count towards zero: -1.25 is -2 and 75%. */
-static int pax_append_mtime(struct pax_buffer *records, const struct member *m)
+static int pax_append_mtime(struct pax_buffer *records, const struct node *m)
 {
     char text[48];
     bool negative = m->mtime_sec < 0;
@@ -243,7 +243,7 @@ static bool pax_is_ascii(const char *bytes, size_t len)
     return true;
 }
 
-static bool pax_is_regular(const struct member *m)
+static bool pax_is_regular(const struct node *m)
 {
     return S_ISREG(m->mode) && !m->is_hardlink;
 }
@@ -274,7 +274,7 @@ static void pax_split_name(struct pax_name *name)
     }
 }
 
-static int pax_make_name(const struct member *m, struct pax_name *ret_name)
+static int pax_make_name(const struct node *m, struct pax_name *ret_name)
 {
     struct pax_name name = {.bytes = malloc(m->path_len + 3)};
     if (!name.bytes)
@@ -305,7 +305,7 @@ static int pax_append_map_numbers(struct pax_buffer *map, uint64_t first, uint64
  * offset and length of each, one number a line. A hole at the end is marked by an empty range
  * there.
  */
-static int pax_make_sparse_map(const struct member *m, struct pax_buffer *map)
+static int pax_make_sparse_map(const struct node *m, struct pax_buffer *map)
 {
     uint64_t end = 0;
     char text[24];
@@ -321,7 +321,7 @@ static int pax_make_sparse_map(const struct member *m, struct pax_buffer *map)
     return r < 0 ? r : pax_pad_block(map);
 }
 
-uint64_t pax_stored_bytes(const struct member *m)
+uint64_t pax_stored_bytes(const struct node *m)
 {
     if (!pax_is_regular(m))
         return 0;
@@ -333,7 +333,7 @@ uint64_t pax_stored_bytes(const struct member *m)
     return sum;
 }
 
-static int pax_append_sparse_records(struct pax_buffer *records, const struct member *m,
+static int pax_append_sparse_records(struct pax_buffer *records, const struct node *m,
                                      const struct pax_name *name)
 {
     int r = pax_append_text(records, "GNU.sparse.major", "1");
@@ -348,7 +348,7 @@ static int pax_append_sparse_records(struct pax_buffer *records, const struct me
 /*
  * Everything that the header can't hold, in a fixed order. `size`: of the data, map included.
  */
-static int pax_make_records(const struct member *m, const struct pax_name *name, uint64_t size,
+static int pax_make_records(const struct node *m, const struct pax_name *name, uint64_t size,
                             struct pax_buffer *records)
 {
     int r = 0;
@@ -382,7 +382,7 @@ static int pax_append_long_name(struct pax_buffer *buffer, char type, const char
     return pax_append_extension(buffer, type, terminated, len + 1);
 }
 
-static int pax_append_extensions(struct pax_buffer *buffer, const struct member *m,
+static int pax_append_extensions(struct pax_buffer *buffer, const struct node *m,
                                  const struct pax_name *name, const struct pax_buffer *records)
 {
     int r = 0;
@@ -395,7 +395,7 @@ static int pax_append_extensions(struct pax_buffer *buffer, const struct member 
     return r;
 }
 
-static char pax_member_type(const struct member *m)
+static char pax_member_type(const struct node *m)
 {
     static const char types[] = {[S_IFREG >> 12] = '0', [S_IFLNK >> 12] = '2',
                                  [S_IFCHR >> 12] = '3', [S_IFBLK >> 12] = '4',
@@ -408,7 +408,7 @@ static char pax_member_type(const struct member *m)
  * A reader that does not support sparse files must not take the condensed data for the file. So
  * the header has the name that GNU tar uses, without its process id.
  */
-static void pax_put_name(uint8_t *header, const struct member *m, const struct pax_name *name)
+static void pax_put_name(uint8_t *header, const struct node *m, const struct pax_name *name)
 {
     if (name->sparse) {
         const char *slash = memrchr(m->path, '/', m->path_len);
@@ -427,7 +427,7 @@ static void pax_put_name(uint8_t *header, const struct member *m, const struct p
     }
 }
 
-static int pax_append_header(struct pax_buffer *buffer, const struct member *m,
+static int pax_append_header(struct pax_buffer *buffer, const struct node *m,
                              const struct pax_name *name, uint64_t size)
 {
     uint8_t header[PAX_BLOCK_BYTES] = {0};
@@ -445,7 +445,7 @@ static int pax_append_header(struct pax_buffer *buffer, const struct member *m,
     return vector_append(buffer, header, sizeof(header));
 }
 
-int pax_encode(const struct member *m, struct pax_buffer *buffer)
+int pax_encode(const struct node *m, struct pax_buffer *buffer)
 {
     if (!pax_member_type(m))
         return -EINVAL;

@@ -40,7 +40,7 @@ struct pax_buffer {
  * map of a sparse file's data. The length is a multiple of 512 bytes. -ENOMEM; -EINVAL: a tar
  * can't hold this type of file (a socket); -EOVERFLOW. On failure the buffer is unchanged.
  */
-int pax_encode(const struct member *member, struct pax_buffer *buffer);
+int pax_encode(const struct node *member, struct pax_buffer *buffer);
 
 /*
  * Aligns a member's data. `buffer` is pax_encode's result for one member and lies at `offset`
@@ -51,7 +51,7 @@ int pax_encode(const struct member *member, struct pax_buffer *buffer);
 int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes);
 
 /* Number of bytes of data that follow: the size, or the sum of a sparse file's pieces. */
-uint64_t pax_stored_bytes(const struct member *member);
+uint64_t pax_stored_bytes(const struct node *member);
 
 /* Number of zeros that follow `stored` bytes of data, up to the next block. */
 static inline uint32_t pax_padding(uint64_t stored)

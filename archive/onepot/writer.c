@@ -728,8 +728,8 @@ static int framer_flush_header(struct framer *f, bool raw, struct fault *fault)
 }
 
 /* Begins a member. Takes its header; `stored` bytes of data must follow. */
-static int framer_member(struct framer *f, const struct member *member,
-                         struct pax_buffer *header, uint64_t stored, struct fault *fault)
+static int framer_member(struct framer *f, const struct node *member, struct pax_buffer *header,
+                         uint64_t stored, struct fault *fault)
 {
     f->header = *header;
     *header = (struct pax_buffer){0};
@@ -1029,7 +1029,7 @@ static int writer_put_zeros(struct writer *w, size_t len, struct fault *fault)
 /* ---- members ---- */
 
 /* Passes the places of the data, which starts at `offset`, to the builder. */
-static int writer_add_pieces(struct writer *w, const struct member *m, uint64_t offset)
+static int writer_add_pieces(struct writer *w, const struct node *m, uint64_t offset)
 {
     w->pieces.count = 0;
     for (size_t i = 0; i < m->piece_count; i++) {
@@ -1043,11 +1043,11 @@ static int writer_add_pieces(struct writer *w, const struct member *m, uint64_t 
     return builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
 }
 
-static int writer_add_to_index(struct writer *w, const struct member *m, size_t header_len,
+static int writer_add_to_index(struct writer *w, const struct node *m, size_t header_len,
                                struct fault *fault)
 {
     uint64_t data_offset = w->tar_offset + header_len, end;
-    struct member placed = *m;
+    struct node placed = *m;
     if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
         return fault_set(fault, -EFBIG, NULL, w->tar_offset, "archive grows too large");
     placed.data = w->framer ? DATA_PIECES : m->data;
@@ -1094,8 +1094,8 @@ static int writer_finish_data(struct writer *w, struct fault *fault)
     return writer_put_zeros(w, pax_padding(w->stored_bytes), fault);
 }
 
-static int writer_put_header(struct writer *w, const struct member *m,
-                             struct pax_buffer *header, struct fault *fault)
+static int writer_put_header(struct writer *w, const struct node *m, struct pax_buffer *header,
+                             struct fault *fault)
 {
     w->tar_offset += header->count;
     if (w->framer)
@@ -1105,7 +1105,7 @@ static int writer_put_header(struct writer *w, const struct member *m,
     return writer_put(w, mine.at, mine.count, mine.at, fault);
 }
 
-int writer_add(struct writer *w, const struct member *m, struct pax_buffer *header,
+int writer_add(struct writer *w, const struct node *m, struct pax_buffer *header,
                struct fault *fault)
 {
     if (w->error)

@@ -77,7 +77,7 @@ int writer_new(struct output *output, const struct writer_options *options,
  * writer computes it. Errors: builder_add's and writev(2)'s; -EINVAL while data of the previous
  * member is missing. After one that builder_may_leave_out, the archive is as before.
  */
-int writer_add(struct writer *writer, const struct member *member, struct pax_buffer *header,
+int writer_add(struct writer *writer, const struct node *member, struct pax_buffer *header,
                struct fault *fault);
 
 /*

@@ -350,18 +350,18 @@ static int plain_source(struct plain *plain, struct source **ret_source)
 static int plain_add_member(struct builder *builder, const struct plain_entry *e,
                             uint64_t data_offset)
 {
-    const struct member member = {.mode = e->st.st_mode,
-                                  .uid = e->st.st_uid,
-                                  .gid = e->st.st_gid,
-                                  .rdev_major = major(e->st.st_rdev),
-                                  .rdev_minor = minor(e->st.st_rdev),
-                                  .mtime_sec = e->st.st_mtim.tv_sec,
-                                  .mtime_nsec = (uint32_t)e->st.st_mtim.tv_nsec,
-                                  .size_bytes =
-                                      S_ISREG(e->st.st_mode) ? (uint64_t)e->st.st_size : 0,
-                                  .data_offset = data_offset,
-                                  .link = e->target,
-                                  .link_len = e->target ? strlen(e->target) : 0};
+    const struct node member = {.mode = e->st.st_mode,
+                                .uid = e->st.st_uid,
+                                .gid = e->st.st_gid,
+                                .rdev_major = major(e->st.st_rdev),
+                                .rdev_minor = minor(e->st.st_rdev),
+                                .mtime_sec = e->st.st_mtim.tv_sec,
+                                .mtime_nsec = (uint32_t)e->st.st_mtim.tv_nsec,
+                                .size_bytes =
+                                    S_ISREG(e->st.st_mode) ? (uint64_t)e->st.st_size : 0,
+                                .data_offset = data_offset,
+                                .link = e->target,
+                                .link_len = e->target ? strlen(e->target) : 0};
     const char *path = *e->path ? e->path : ".";
     struct fault why = {0};
     uint32_t inode;

@@ -266,14 +266,14 @@ static int count_is_again(struct count *c, const struct stat *st, bool *ret_agai
 static int count_member_bytes(const char *path, const struct stat *st, uint64_t *ret_bytes)
 {
     struct pax_buffer header = {0};
-    const struct member m = {.path = path,
-                             .path_len = strlen(path),
-                             .mode = st->st_mode,
-                             .uid = st->st_uid,
-                             .gid = st->st_gid,
-                             .mtime_sec = st->st_mtim.tv_sec,
-                             .mtime_nsec = (uint32_t)st->st_mtim.tv_nsec,
-                             .size_bytes = S_ISREG(st->st_mode) ? (uint64_t)st->st_size : 0};
+    const struct node m = {.path = path,
+                           .path_len = strlen(path),
+                           .mode = st->st_mode,
+                           .uid = st->st_uid,
+                           .gid = st->st_gid,
+                           .mtime_sec = st->st_mtim.tv_sec,
+                           .mtime_nsec = (uint32_t)st->st_mtim.tv_nsec,
+                           .size_bytes = S_ISREG(st->st_mode) ? (uint64_t)st->st_size : 0};
     int r = pax_encode(&m, &header);
     uint64_t stored = pax_stored_bytes(&m);
     *ret_bytes = header.count + stored + pax_padding(stored);

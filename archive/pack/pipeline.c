@@ -331,7 +331,7 @@ struct gather_from {
 
 struct gathered {
     bool skip;                /* there is no member: a socket, or a failure */
-    struct member member;     /* points into the fields below */
+    struct node member;       /* points into the fields below */
     struct pax_buffer header; /* encoded */
     uint8_t *data;            /* the whole data, with its sum in `member`, or NULL */
     struct stream *stream;    /* if the data comes in pieces */
@@ -343,7 +343,6 @@ struct gathered {
     struct listing listing;
 
     struct file_id id;
-    uint64_t nlink;
 
     struct fault *problem; /* skipped or changed: makes the exit status 1 */
     struct fault *note;    /* for information */
@@ -629,25 +628,6 @@ static int input_xattrs(const struct index *index, uint32_t position, struct gat
     return r == -ENOENT ? 0 : r;
 }
 
-static void input_attributes(struct gathered *g, const struct input *input,
-                             const struct node *n)
-{
-    struct member *m = &g->member;
-    m->mode = n->mode;
-    m->uid = n->uid;
-    m->gid = n->gid;
-    m->mtime_sec = n->mtime_sec;
-    m->mtime_nsec = n->mtime_nsec;
-    if (S_ISCHR(n->mode) || S_ISBLK(n->mode)) {
-        m->rdev_major = n->rdev_major;
-        m->rdev_minor = n->rdev_minor;
-    }
-    if (S_ISREG(n->mode))
-        m->size_bytes = n->size_bytes;
-    g->id = (struct file_id){(uintptr_t)input, n->position}; /* unique in a run */
-    g->nlink = n->nlink;
-}
-
 static int input_link(const struct index *index, uint32_t position, struct gathered *g)
 {
     const char *target;
@@ -697,13 +677,13 @@ static int input_extents(const struct index *index, uint32_t position, uint64_t 
     return 0;
 }
 
-static int input_regular(const struct gather_from *from, const struct node *n,
-                         struct gathered *g)
+static int input_regular(const struct gather_from *from, struct gathered *g)
 {
+    struct node *n = &g->member;
     struct gather_file file = {-1, from->input, n->position};
     gather_extents list = {0};
     int r = 0;
-    g->member.data = n->has_holes ? DATA_PIECES : DATA_STORED;
+    n->data = n->has_holes ? DATA_PIECES : DATA_STORED;
     if (n->has_holes)
         r = input_extents(from->input->index, n->position, n->size_bytes, &list);
     if (r < 0)
@@ -713,19 +693,19 @@ static int input_regular(const struct gather_from *from, const struct node *n,
 
 static int input_node(const struct gather_from *from, struct gathered *g)
 {
-    struct node n;
-    int r = index_node(from->input->index, from->number, &n);
+    struct node *n = &g->member;
+    int r = index_node(from->input->index, from->number, n);
     if (r < 0)
         return r;
-    input_attributes(g, from->input, &n);
-    if (n.has_xattrs)
-        r = input_xattrs(from->input->index, n.position, g);
-    if (r == 0 && S_ISDIR(n.mode))
+    g->id = (struct file_id){(uintptr_t)from->input, n->position}; /* unique in a run */
+    if (n->has_xattrs)
+        r = input_xattrs(from->input->index, n->position, g);
+    if (r == 0 && S_ISDIR(n->mode))
         r = input_folder(from, g);
-    else if (r == 0 && S_ISLNK(n.mode))
-        r = input_link(from->input->index, n.position, g);
-    else if (r == 0 && S_ISREG(n.mode))
-        r = input_regular(from, &n, g);
+    else if (r == 0 && S_ISLNK(n->mode))
+        r = input_link(from->input->index, n->position, g);
+    else if (r == 0 && S_ISREG(n->mode))
+        r = input_regular(from, g);
     return r;
 }
 
@@ -834,7 +814,7 @@ static int gather_xattrs(struct gathered *g, int fd)
 
 static void gather_stat(struct gathered *g, const struct stat *st)
 {
-    struct member *m = &g->member;
+    struct node *m = &g->member;
     m->mode = st->st_mode;
     m->uid = st->st_uid;
     m->gid = st->st_gid;
@@ -847,7 +827,7 @@ static void gather_stat(struct gathered *g, const struct stat *st)
     if (S_ISREG(st->st_mode))
         m->size_bytes = (uint64_t)st->st_size;
     g->id = file_id_of(st);
-    g->nlink = st->st_nlink;
+    m->nlink = (uint32_t)st->st_nlink;
 }
 
 /* Symbolic links, fifos, devices: files that are not opened. */
@@ -1081,7 +1061,7 @@ static int gather_from_kept(const struct gather_from *from, struct gathered *g)
         return r;
     }
     kept.id = file_id_of(&st);
-    kept.nlink = st.st_nlink;
+    kept.member.nlink = (uint32_t)st.st_nlink;
     *g = kept;
     return 1;
 }
@@ -1146,7 +1126,7 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
 /* Gives the member its name in the archive. A symbolic link still leads to what it led to. */
 static int gather_compose(struct gathered *g)
 {
-    struct member *m = &g->member;
+    struct node *m = &g->member;
     char *link;
     int r = selection_compose(g->path, &g->composed);
     if (r == 1) {
@@ -1480,7 +1460,7 @@ static int shard_set_close(struct shard_set *s, struct fault *fault,
 
 /* ---- members ---- */
 
-static int shard_set_put(struct shard_set *s, uint32_t shard, const struct member *member,
+static int shard_set_put(struct shard_set *s, uint32_t shard, const struct node *member,
                          struct pax_buffer *header, struct fault *fault)
 {
     struct writer *w = s->shard[shard].writer;
@@ -1526,7 +1506,7 @@ static int shard_set_put_missing(struct shard_set *s, uint32_t shard,
 
 /* As writer_add and writer_data. `folder` is the folder that the member is in. */
 static int shard_set_add(struct shard_set *s, uint32_t shard, const struct folder *folder,
-                         const struct member *member, struct pax_buffer *header,
+                         const struct node *member, struct pax_buffer *header,
                          struct fault *fault)
 {
     int r = shard_set_put_missing(s, shard, folder, fault);
@@ -1985,7 +1965,7 @@ static int pipeline_report_gathered(struct pipeline *p, const struct gathered *g
 static int pipeline_make_link(struct pipeline *p, struct item *item, const char *first)
 {
     struct gathered *g = &item->gathered;
-    struct member *m = &g->member;
+    struct node *m = &g->member;
     if (item->stream) {
         pthread_mutex_lock(&p->lock);
         item->stream->dropped = true;
@@ -2029,7 +2009,7 @@ static int pipeline_settle_links(struct pipeline *p, struct item *item)
     struct gathered *g = &item->gathered;
     struct map *links = &p->links[item->shard];
     uint64_t first;
-    bool may_repeat = g->nlink > 1 || p->selection->dereference;
+    bool may_repeat = g->member.nlink > 1 || p->selection->dereference;
     if (g->skip || !may_repeat || S_ISDIR(g->member.mode))
         return 0;
     if (map_get(links, (struct map_key){g->id.dev, g->id.ino}, &first) == 0)

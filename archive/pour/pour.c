@@ -525,7 +525,7 @@ static int member_rename(struct pour *p, struct fault *fault)
  * A symbolic link still leads to what it led to, if that is in the tree. A hard link's target
  * is in p->target.
  */
-static int member_follow(struct pour *p, struct member *m)
+static int member_follow(struct pour *p, struct node *m)
 {
     int r = 0;
     if (!m->is_hardlink) {
@@ -579,7 +579,7 @@ static int member_writer_failed(struct pour *p, int err, bool may_refuse)
 /* Data on its way to the writer. */
 struct pouring {
     struct pour *p;
-    const struct member *m; /* has all data of the file but the holes */
+    const struct node *m; /* has all data of the file but the holes */
     struct archive *archive;
     struct fault *fault;
     uint8_t *piece; /* PIECE_BYTES, or all that is left */
@@ -633,7 +633,7 @@ static int pouring_put(struct pouring *f, const uint8_t *bytes, uint64_t len)
 static int pouring_put_at(struct pouring *f, const uint8_t *bytes, uint64_t len,
                           uint64_t offset)
 {
-    const struct member *m = f->m;
+    const struct node *m = f->m;
     if (offset < f->at)
         return pouring_fault(f, "its data is out of order");
     if (m->data == DATA_STORED) {
@@ -673,7 +673,7 @@ static int pouring_read_failed(struct pouring *f, uint64_t size)
     return pouring_fault(f, what);
 }
 
-static int member_put_data(struct pour *p, const struct member *m, struct archive *a,
+static int member_put_data(struct pour *p, const struct node *m, struct archive *a,
                            struct fault *fault)
 {
     uint64_t stored = pax_stored_bytes(m);
@@ -709,7 +709,7 @@ static int member_take_attribute(void *ctx, const char *name, const void *value,
     return pax_xattrs_add(&p->xattrs, name, strlen(name), value, len);
 }
 
-static int member_take_pieces(struct pour *p, struct archive_entry *entry, struct member *m)
+static int member_take_pieces(struct pour *p, struct archive_entry *entry, struct node *m)
 {
     la_int64_t offset, length;
     p->pieces.count = 0;
@@ -732,7 +732,7 @@ static int member_take_pieces(struct pour *p, struct archive_entry *entry, struc
 }
 
 /* Asks the builder, and puts the header. */
-static int member_put_header(struct pour *p, const struct member *m, struct fault *fault)
+static int member_put_header(struct pour *p, const struct node *m, struct fault *fault)
 {
     struct pax_buffer header = {0};
     int r = pax_encode(m, &header);
@@ -745,7 +745,7 @@ static int member_put_header(struct pour *p, const struct member *m, struct faul
 }
 
 /* ".." is the builder's to refuse, and the root can only be a directory. */
-static int member_name(struct pour *p, const char *path, const struct member *b, bool is_folder,
+static int member_name(struct pour *p, const char *path, const struct node *b, bool is_folder,
                        struct fault *fault)
 {
     int r = member_clean(path, &p->path);
@@ -755,7 +755,7 @@ static int member_name(struct pour *p, const char *path, const struct member *b,
 }
 
 /* Of struct tar_taker; the context is the struct pour. */
-static int pour_add(void *ctx, const char *path, const struct member *b, struct archive *a,
+static int pour_add(void *ctx, const char *path, const struct node *b, struct archive *a,
                     struct archive_entry *entry, struct fault *fault)
 {
     struct pour *p = ctx;
@@ -766,7 +766,7 @@ static int pour_add(void *ctx, const char *path, const struct member *b, struct 
     if (r < 0 || member_is_excluded(p, is_folder))
         return r;
     r = member_rename(p, fault);
-    struct member m = *b;
+    struct node m = *b;
     m.path = p->path.at;
     m.path_len = p->path.count - 1;
     if (r == 0)
@@ -1038,10 +1038,10 @@ static int container_add(struct container *c, struct archive_entry *entry, const
                          const char *target, struct fault *fault)
 {
     uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
-    struct member m = {.header_offset = offset,
-                       .is_hardlink = target,
-                       .link = target,
-                       .link_len = target ? strlen(target) : 0};
+    struct node m = {.header_offset = offset,
+                     .is_hardlink = target,
+                     .link = target,
+                     .link_len = target ? strlen(target) : 0};
     tar_describe(entry, &m, &c->p->odd);
     int r = target ? 0 : tar_describe_type(entry, &m);
     if (r < 0)

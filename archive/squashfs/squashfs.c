@@ -419,7 +419,7 @@ static int squashfs_add_xattrs(struct walk *w, sqfs_inode *inode, uint32_t numbe
 /* Entries. */
 
 static int squashfs_read_symlink(struct walk *w, sqfs_inode *inode, char *target, size_t size,
-                                 struct member *member)
+                                 struct node *member)
 {
     if (inode->xtra.symlink_size == 0 || inode->xtra.symlink_size >= size ||
         sqfs_readlink(&w->fs, inode, target, &size) ||
@@ -432,7 +432,7 @@ static int squashfs_read_symlink(struct walk *w, sqfs_inode *inode, char *target
 }
 
 static int squashfs_read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
-                               struct member *member)
+                               struct node *member)
 {
     sqfs_md_cursor cursor;
     sqfs_md_cursor_inode(&cursor, id, (sqfs_off_t)w->super.inode_table);
@@ -441,7 +441,7 @@ static int squashfs_read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *ino
         sqfs_inode_get(&w->fs, inode, id) || inode->base.uid >= w->super.id_count ||
         inode->base.guid >= w->super.id_count)
         return fault_set(w->fault, -EUCLEAN, w->path, offset, "its inode is damaged");
-    *member = (struct member){
+    *member = (struct node){
         .mode = (inode->base.mode & 07777u) | sqfs_mode(inode->base.inode_type),
         .uid = w->ids[inode->base.uid],
         .gid = w->ids[inode->base.guid],
@@ -453,7 +453,7 @@ static int squashfs_read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *ino
 
 /* Fills in the fields that the inode's type determines. */
 static int squashfs_read_type(struct walk *w, sqfs_inode *inode, char *target,
-                              size_t target_size, struct member *member)
+                              size_t target_size, struct node *member)
 {
     switch (member->mode & S_IFMT) {
     case S_IFREG:
@@ -473,7 +473,7 @@ static int squashfs_read_type(struct walk *w, sqfs_inode *inode, char *target,
 }
 
 /* Adds the inode at w->path. */
-static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct member *member,
+static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct node *member,
                               uint32_t *ret_number)
 {
     char target[INDEX_SYMLINK_MAX + 1];
@@ -567,7 +567,7 @@ static int squashfs_add_entry(struct walk *w, sqfs_inode_id id, int type)
         return builder_link_inode(w->builder, w->path, w->path_len, (uint32_t)known,
                                   w->super.inode_table + (id >> 16), w->fault);
     sqfs_inode inode;
-    struct member member;
+    struct node member;
     int r = squashfs_read_inode(w, id, &inode, &member);
     if (r < 0)
         return r;

@@ -373,7 +373,7 @@ static uint32_t tar_owner(int64_t id, struct tar_oddities *odd)
  * Times. libarchive gives "-1.5" as second -1 and half a second, which would read as -0.5:
  * tar's decimal fraction counts away from zero, the system's always upwards.
  */
-static void attributes_mtime(struct archive_entry *entry, struct member *member)
+static void attributes_mtime(struct archive_entry *entry, struct node *member)
 {
     if (!archive_entry_mtime_is_set(entry))
         return;
@@ -405,7 +405,7 @@ static uint32_t attributes_permissions(struct archive_entry *entry)
     return mode;
 }
 
-void tar_describe(struct archive_entry *entry, struct member *member, struct tar_oddities *odd)
+void tar_describe(struct archive_entry *entry, struct node *member, struct tar_oddities *odd)
 {
     member->mode = S_IFREG | attributes_permissions(entry);
     member->uid = tar_owner(archive_entry_uid(entry), odd);
@@ -414,7 +414,7 @@ void tar_describe(struct archive_entry *entry, struct member *member, struct tar
     attributes_mtime(entry, member);
 }
 
-int tar_describe_type(struct archive_entry *entry, struct member *member)
+int tar_describe_type(struct archive_entry *entry, struct node *member)
 {
     mode_t type = archive_entry_filetype(entry);
     switch (type) {
@@ -884,8 +884,7 @@ static int tar_walk_read_fault(struct walk *w, int status)
 /* ---- data ---- */
 
 /* Finds where the member's data lies in the tar, and how much there is: w->pieces. */
-static int tar_walk_find_pieces(struct walk *w, const struct member *member,
-                                uint64_t *ret_stored)
+static int tar_walk_find_pieces(struct walk *w, const struct node *member, uint64_t *ret_stored)
 {
     struct builder_piece piece = {.length = member->size_bytes,
                                   .source_offset = member->data_offset,
@@ -909,7 +908,7 @@ static int tar_walk_find_pieces(struct walk *w, const struct member *member,
 }
 
 /* Where the member's data ends, not counting holes. Checked before the member is added. */
-static int tar_walk_find_data_end(struct walk *w, const struct member *member, uint64_t stored,
+static int tar_walk_find_data_end(struct walk *w, const struct node *member, uint64_t stored,
                                   uint64_t *ret_end)
 {
     uint64_t end;
@@ -948,7 +947,7 @@ static int tar_walk_take_attribute(void *ctx, const char *name, const void *valu
     return builder_add_xattr(w->builder, w->inode, name, strlen(name), value, len);
 }
 
-static int tar_walk_add_named(struct walk *w, const char *path, struct member *member)
+static int tar_walk_add_named(struct walk *w, const char *path, struct node *member)
 {
     if (w->taker)
         return w->taker->add(w->taker->ctx, path, member, w->archive, w->entry, w->fault);
@@ -969,9 +968,9 @@ static int tar_walk_add_named(struct walk *w, const char *path, struct member *m
  * needed only when the target is not in the archive.
  */
 static int tar_walk_add_link(struct walk *w, const char *path, const char *target,
-                             struct member *member)
+                             struct node *member)
 {
-    struct member link = *member;
+    struct node link = *member;
     link.is_hardlink = true;
     link.link = target;
     link.link_len = strlen(target);
@@ -1182,7 +1181,7 @@ static int records_read(struct walk *w, uint64_t from, uint64_t to, bool takes_g
 /*
  * Takes in the global headers among a member's headers, and applies their values to the member.
  */
-static int tar_walk_apply_globals(struct walk *w, struct member *member)
+static int tar_walk_apply_globals(struct walk *w, struct node *member)
 {
     struct tar_records *rs = &w->records;
     const uint64_t from = member->header_offset, to = member->data_offset;
@@ -1234,7 +1233,7 @@ static int tar_walk_find_empty_end(const struct walk *w, uint64_t from, uint64_t
 /* ---- members ---- */
 
 /* The type in the member's own header; 0: it can't be read again. */
-static uint8_t tar_walk_header_type(const struct walk *w, const struct member *member)
+static uint8_t tar_walk_header_type(const struct walk *w, const struct node *member)
 {
     uint8_t header[TAR_BLOCK_BYTES];
     return member->data_offset >= sizeof(header) &&
@@ -1248,7 +1247,7 @@ static uint8_t tar_walk_header_type(const struct walk *w, const struct member *m
  * A member of a type that the system lacks: the rest of a file that GNU tar began in an earlier
  * volume, or an unknown type.
  */
-static int tar_walk_add_other(struct walk *w, const struct member *member)
+static int tar_walk_add_other(struct walk *w, const struct node *member)
 {
     if (tar_walk_header_type(w, member) == 'M')
         return tar_walk_member_fault(
@@ -1256,7 +1255,7 @@ static int tar_walk_add_other(struct walk *w, const struct member *member)
     return tar_walk_member_fault(w, -ENOTBLK, "is of a type that no directory has");
 }
 
-static int tar_walk_add_by_type(struct walk *w, const char *path, struct member *member)
+static int tar_walk_add_by_type(struct walk *w, const char *path, struct node *member)
 {
     const char *target = archive_entry_hardlink(w->entry);
     if (target)
@@ -1268,7 +1267,7 @@ static int tar_walk_add_by_type(struct walk *w, const char *path, struct member 
                  : tar_walk_add_named(w, path, member);
 }
 
-static int tar_walk_restore_minus(struct walk *w, struct member *member)
+static int tar_walk_restore_minus(struct walk *w, struct node *member)
 {
     int r = records_read(w, member->header_offset, member->data_offset, false);
     if (r == 0 && w->records.has_negative_time) {
@@ -1282,7 +1281,7 @@ static int tar_walk_restore_minus(struct walk *w, struct member *member)
  * A directory's size is a quota, without data. But GNU tar stores lists of names (D), and what
  * has no type and a name that ends in a slash may be a file with data.
  */
-static void tar_walk_read_quota(const struct walk *w, struct member *member)
+static void tar_walk_read_quota(const struct walk *w, struct node *member)
 {
     uint8_t next[TAR_BLOCK_BYTES], type = tar_walk_header_type(w, member);
     if (type == '5' ||
@@ -1295,7 +1294,7 @@ static void tar_walk_read_quota(const struct walk *w, struct member *member)
  * Solaris stores holes as zeros and only tells where they are. libarchive takes them for left
  * out when it skips the member's data, and loses its way unless it reads them.
  */
-static int tar_walk_fill_holes(struct walk *w, struct member *member)
+static int tar_walk_fill_holes(struct walk *w, struct node *member)
 {
     const void *block;
     size_t len;
@@ -1314,7 +1313,7 @@ static int tar_walk_read_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
     snprintf(w->last, sizeof(w->last), "%s", path ? path : "");
-    struct member member = {
+    struct node member = {
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
         .data_offset = tar_walk_at(w),
         .header_offset = tar_walk_header_at(w),

@@ -38,7 +38,7 @@ struct tar_stream {
 /* Gets the members. An error that builder_may_leave_out leaves the member out. */
 struct tar_taker {
     /* The data can be read from `a`, and need not be. The target of a hard link is raw. */
-    int (*add)(void *ctx, const char *path, const struct member *member, struct archive *a,
+    int (*add)(void *ctx, const char *path, const struct node *member, struct archive *a,
                struct archive_entry *entry, struct fault *fault);
     int (*leave_out)(void *ctx, const struct fault *why);
     void *ctx;
@@ -90,13 +90,13 @@ const char *tar_complaint(struct archive *a);
 /* ---- attributes of a member ---- */
 
 /* Fills in permissions (as of a regular file), owners, time, and whether there are holes. */
-void tar_describe(struct archive_entry *entry, struct member *member, struct tar_oddities *odd);
+void tar_describe(struct archive_entry *entry, struct node *member, struct tar_oddities *odd);
 
 /*
  * Fills in the type, device numbers and target. What is no regular file has no data. -EINVAL: a
  * symbolic link without a target; -ENOTSUP: a type that no directory has.
  */
-int tar_describe_type(struct archive_entry *entry, struct member *member);
+int tar_describe_type(struct archive_entry *entry, struct node *member);
 
 /* Passes on extended attributes, by name, then access lists. -ENOMEM, -EUCLEAN, `take`'s. */
 typedef int tar_take_attribute(void *ctx, const char *name, const void *value, size_t len);

@@ -300,7 +300,7 @@ static int tfrecord_leave_out(struct tfrecord *t, int err)
     return r;
 }
 
-static int tfrecord_add(struct tfrecord *t, const char *name, struct member *member,
+static int tfrecord_add(struct tfrecord *t, const char *name, struct node *member,
                         uint32_t *ret_inode)
 {
     size_t len = strlen(name);
@@ -328,7 +328,7 @@ static int tfrecord_add_whole(struct tfrecord *t, uint64_t length)
 {
     char name[40];
     uint32_t inode;
-    struct member member = {.size_bytes = length, .data = DATA_STORED, .data_offset = t->at};
+    struct node member = {.size_bytes = length, .data = DATA_STORED, .data_offset = t->at};
     snprintf(name, sizeof(name), "%08" PRIu64 ".bin", t->number);
     return tfrecord_add(t, name, &member, &inode);
 }
@@ -356,9 +356,9 @@ static int tfrecord_add_bytes(struct tfrecord *t, const struct feature *f,
     struct cursor list = f->list, value;
     int r = 0;
     for (uint64_t i = 0; r == 0 && feature_next(&list, &value); i++) {
-        struct member member = {.size_bytes = value.left,
-                                .data = DATA_STORED,
-                                .data_offset = t->at + (uint64_t)(value.at - record)};
+        struct node member = {.size_bytes = value.left,
+                              .data = DATA_STORED,
+                              .data_offset = t->at + (uint64_t)(value.at - record)};
         uint32_t inode;
         if (f->values == 1)
             snprintf(ending, sizeof(ending), "%s", feature_ending(value));
@@ -378,7 +378,7 @@ static int tfrecord_add_floats(struct tfrecord *t, const struct feature *f,
 {
     char name[sizeof(t->stem) + 32];
     struct cursor list = f->list, row;
-    struct member member = {.size_bytes = f->values * 4, .data = DATA_PIECES};
+    struct node member = {.size_bytes = f->values * 4, .data = DATA_PIECES};
     uint32_t inode;
     tfrecord_name(t, ".f32", name);
     int r = tfrecord_add(t, name, &member, &inode);
@@ -397,7 +397,7 @@ static int tfrecord_add_integers(struct tfrecord *t, const struct feature *f,
                                  const uint8_t *record)
 {
     char name[sizeof(t->stem) + 32];
-    struct member member = {.size_bytes = f->text_bytes, .data = DATA_PIECES};
+    struct node member = {.size_bytes = f->text_bytes, .data = DATA_PIECES};
     struct builder_piece piece = {.length = f->text_bytes};
     uint64_t most = max_u64(f->text_bytes, f->list.left);
     uint32_t inode;
@@ -515,7 +515,7 @@ static int tfrecord_index(struct source *source, struct builder *builder,
 {
     struct tfrecord t = {
         .source = source, .builder = builder, .progress = progress, .fault = fault};
-    struct member root = {.mode = S_IFDIR | 0755};
+    struct node root = {.mode = S_IFDIR | 0755};
     uint32_t inode;
     source_identity(source, &t.identity);
     root.mtime_sec = t.identity.mtime_sec;

@@ -94,7 +94,7 @@ struct zip_entry {
     uint32_t volume;
     /* Size, time, owner (0 where it is not recorded), and mode: with type, and from the DOS
      * attributes where Unix' are not there. */
-    struct member m;
+    struct node m;
 };
 
 /* Do these bytes, which follow a member's data, begin another record, or tell the same sum? */
@@ -1049,7 +1049,7 @@ static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, u
 }
 
 static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
-                     struct member *member)
+                     struct node *member)
 {
     uint64_t data = 0;
     uint32_t inode;
@@ -1116,7 +1116,7 @@ static int find_header(struct zip *z, const struct zip_entry *e, uint64_t record
 
 static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
-    struct member member = e->m;
+    struct node member = e->m;
     const size_t ranges = z->ranges.count;
     int r = find_header(z, e, record, &member.header_offset);
     if (r == 0 && (memchr(e->name, '\0', e->name_len) || e->name_len == 0))

@@ -70,7 +70,7 @@ static int make_file(const char *path, uint64_t len)
 
 static int add_samples(struct builder *builder, const struct shape *shape)
 {
-    struct member member = {.mode = S_IFREG | 0644, .mtime_sec = 1500000000};
+    struct node member = {.mode = S_IFREG | 0644, .mtime_sec = 1500000000};
     uint64_t offset = 2 * BLOCK;
     int r = 0;
     for (uint64_t i = 0; i < shape->samples && r == 0; i++, offset += step_of(shape)) {

@@ -108,7 +108,7 @@ static int check_free(struct onepot_writer *w, const char *name, struct onepot_e
     return r < 0 ? error_errno(error, r, w->path) : 0;
 }
 
-static int add_member(struct onepot_writer *w, const struct member *member, const void *bytes,
+static int add_member(struct onepot_writer *w, const struct node *member, const void *bytes,
                       size_t len, struct fault *fault)
 {
     struct pax_buffer header = {0};
@@ -154,7 +154,7 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
     r = check_free(writer, name, error);
     if (r < 0)
         return r;
-    const struct member member = {
+    const struct node member = {
         .path = name,
         .path_len = strlen(name),
         .mode = S_IFREG | (f.mode ? f.mode : 0644),

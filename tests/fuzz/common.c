@@ -242,7 +242,7 @@ static void add_blocks(struct builder *b)
         {.source_offset = 100, .packed_bytes = 50, .block_bytes = 4096},
         {.source_offset = 200, .packed_bytes = 60, .block_bytes = 4096},
     };
-    struct member m = {.mode = S_IFREG | 0600, .data = DATA_PIECES};
+    struct node m = {.mode = S_IFREG | 0600, .data = DATA_PIECES};
     uint32_t first, second, inode;
     require(builder_add_block(b, &blocks[0], &first) == 0 &&
             builder_add_block(b, &blocks[1], &second) == 0);
@@ -266,7 +266,7 @@ static void add_blocks(struct builder *b)
 
 static void add_others(struct builder *b)
 {
-    struct member m = {.mode = S_IFREG | 0644, .size_bytes = 5000, .mtime_sec = 99};
+    struct node m = {.mode = S_IFREG | 0644, .size_bytes = 5000, .mtime_sec = 99};
     uint32_t inode;
     m.data = DATA_PIECES;
     const struct builder_piece ranges[2] = {
@@ -276,11 +276,11 @@ static void add_others(struct builder *b)
             builder_set_pieces(b, inode, ranges, 2) == 0 &&
             builder_add_xattr(b, inode, "user.a", 6, "1", 1) == 0 &&
             builder_add_xattr(b, inode, "user.b", 6, "", 0) == 0);
-    m = (struct member){.is_hardlink = true, .link = "d/e/sparse", .link_len = 10};
+    m = (struct node){.is_hardlink = true, .link = "d/e/sparse", .link_len = 10};
     require(builder_add(b, "link", 4, &m, NULL, &inode) == 0);
-    m = (struct member){.mode = S_IFLNK | 0777, .link = "d/e", .link_len = 3, .mtime_sec = -1};
+    m = (struct node){.mode = S_IFLNK | 0777, .link = "d/e", .link_len = 3, .mtime_sec = -1};
     require(builder_add(b, "d/symlink", 9, &m, NULL, &inode) == 0);
-    m = (struct member){.mode = S_IFCHR | 0600, .rdev_major = 1, .rdev_minor = 300};
+    m = (struct node){.mode = S_IFCHR | 0600, .rdev_major = 1, .rdev_minor = 300};
     m.mtime_sec = INT64_MAX;
     require(builder_add(b, "d/device", 8, &m, NULL, &inode) == 0);
     struct fault why = {

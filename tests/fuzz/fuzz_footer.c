@@ -57,7 +57,7 @@ uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
     struct builder *builder;
     struct builder_header header = {.archive_bytes = 10240, .end_marker_offset = 8192};
-    struct member member = {.mode = 0100644, .size_bytes = 100, .data_offset = 512};
+    struct node member = {.mode = 0100644, .size_bytes = 100, .data_offset = 512};
     uint64_t bytes;
     uint32_t inode;
     int fd = memfd_create("seed", MFD_CLOEXEC);

@@ -18,7 +18,7 @@ static void check_name(const struct view *view, size_t offset)
             memchr(view->text.at + offset, '\0', view->text.count - offset));
     const char *name = view->text.at + offset;
     require(builder_new(&b) == 0);
-    int r = builder_add(b, name, strlen(name), &(struct member){.mode = 0100644}, NULL, &inode);
+    int r = builder_add(b, name, strlen(name), &(struct node){.mode = 0100644}, NULL, &inode);
     require(name[0] && name[0] != '/' && name[strlen(name) - 1] != '/');
     require(r == 0 || r == -ENAMETOOLONG);
     builder_free(b);

@@ -56,7 +56,7 @@ static char *take_path(struct bytes *b, size_t *ret_len)
     return path;
 }
 
-static void compare(const struct member *m, struct archive_entry *e)
+static void compare(const struct node *m, struct archive_entry *e)
 {
     const char *path = archive_entry_pathname(e);
     size_t len = path ? strlen(path) : 0;
@@ -80,7 +80,7 @@ static void compare(const struct member *m, struct archive_entry *e)
     }
 }
 
-static void read_back(const struct member *m, const struct pax_buffer *buffer)
+static void read_back(const struct node *m, const struct pax_buffer *buffer)
 {
     struct archive *a = archive_read_new();
     struct archive_entry *entry;
@@ -98,7 +98,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct bytes b = {data, size};
     struct pax_buffer buffer = {0};
     uint32_t flags = (uint32_t)take(&b, 1);
-    struct member m = {
+    struct node m = {
         .mode = types[flags % 8] | ((uint32_t)take(&b, 2) & 07777u),
         .is_hardlink = flags % 8 == 1,
         .uid = (uint32_t)take(&b, 4),

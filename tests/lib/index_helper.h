@@ -34,13 +34,13 @@ static inline struct builder *new_builder(void)
     return b;
 }
 
-static inline int try_add(struct builder *b, const char *path, const struct member *m,
+static inline int try_add(struct builder *b, const char *path, const struct node *m,
                           struct fault *fault, uint32_t *ret_inode)
 {
     return builder_add(b, path, strlen(path), m, fault, ret_inode);
 }
 
-static inline uint32_t add(struct builder *b, const char *path, const struct member *m)
+static inline uint32_t add(struct builder *b, const char *path, const struct node *m)
 {
     struct fault fault = {0};
     uint32_t inode = UINT32_MAX;
@@ -54,7 +54,7 @@ static inline uint32_t add_file(struct builder *b, const char *path, uint64_t of
 {
     return add(
         b, path,
-        &(struct member){.mode = S_IFREG | 0644, .data_offset = offset, .size_bytes = size});
+        &(struct node){.mode = S_IFREG | 0644, .data_offset = offset, .size_bytes = size});
 }
 
 static inline uint32_t add_block(struct builder *b, uint64_t source_offset,
@@ -81,9 +81,8 @@ static inline struct builder_piece packed_at(uint64_t offset, uint64_t length, u
 /* Add a file whose pieces are set by a later call. */
 static inline uint32_t add_unset(struct builder *b, const char *path, uint64_t size)
 {
-    return add(
-        b, path,
-        &(struct member){.mode = S_IFREG | 0600, .data = DATA_PIECES, .size_bytes = size});
+    return add(b, path,
+               &(struct node){.mode = S_IFREG | 0600, .data = DATA_PIECES, .size_bytes = size});
 }
 
 static inline uint32_t add_pieces(struct builder *b, const char *path, uint64_t size,
@@ -96,22 +95,21 @@ static inline uint32_t add_pieces(struct builder *b, const char *path, uint64_t 
 
 static inline uint32_t add_dir(struct builder *b, const char *path, uint32_t mode)
 {
-    return add(b, path, &(struct member){.mode = S_IFDIR | mode});
+    return add(b, path, &(struct node){.mode = S_IFDIR | mode});
 }
 
 static inline uint32_t add_symlink(struct builder *b, const char *path, const char *target)
 {
     return add(
         b, path,
-        &(struct member){.mode = S_IFLNK | 0777, .link = target, .link_len = strlen(target)});
+        &(struct node){.mode = S_IFLNK | 0777, .link = target, .link_len = strlen(target)});
 }
 
 static inline uint32_t add_link(struct builder *b, const char *path, const char *target)
 {
     struct fault fault = {0};
     uint32_t inode = UINT32_MAX;
-    const struct member link = {
-        .is_hardlink = true, .link = target, .link_len = strlen(target)};
+    const struct node link = {.is_hardlink = true, .link = target, .link_len = strlen(target)};
     int r = builder_add(b, path, strlen(path), &link, &fault, &inode);
     ck_assert_msg(r == 0, "%s -> %s: %d %s", path, target, r, fault.what);
     return inode;

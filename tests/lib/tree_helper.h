@@ -164,19 +164,19 @@ static inline struct builder *rich_builder(void)
 {
     struct builder *b = new_builder();
     uint32_t inode = add(
-        b, ".", &(struct member){.mode = S_IFDIR | 02751, .uid = 1, .gid = 2, .mtime_sec = 3});
+        b, ".", &(struct node){.mode = S_IFDIR | 02751, .uid = 1, .gid = 2, .mtime_sec = 3});
     add_xattr(b, inode, "user.root", "yes");
     add(b, "d",
-        &(struct member){
+        &(struct node){
             .mode = S_IFDIR | 01700, .uid = 7, .gid = 8, .mtime_sec = -9, .mtime_nsec = 10});
     inode = add(b, "d/f",
-                &(struct member){.mode = S_IFREG | 04755,
-                                 .uid = UINT32_MAX - 1,
-                                 .gid = 70000,
-                                 .mtime_sec = INT64_C(1) << 40,
-                                 .mtime_nsec = 999999999,
-                                 .size_bytes = 1000,
-                                 .data_offset = 512});
+                &(struct node){.mode = S_IFREG | 04755,
+                               .uid = UINT32_MAX - 1,
+                               .gid = 70000,
+                               .mtime_sec = INT64_C(1) << 40,
+                               .mtime_nsec = 999999999,
+                               .size_bytes = 1000,
+                               .data_offset = 512});
     add_xattr(b, inode, "user.a", "1");
     add_xattr(b, inode, "security.b", "");
     inode = add_file(b, "d/same", 4096, 10);
@@ -191,10 +191,10 @@ static inline struct builder *rich_builder(void)
     add_link(b, "a", "d/f");
     add_link(b, "d/e/deep", "d/f");
     add(b, "tty",
-        &(struct member){.mode = S_IFCHR | 0620, .rdev_major = 1u << 20, .rdev_minor = 5});
-    add(b, "disk", &(struct member){.mode = S_IFBLK | 0600, .rdev_major = 8, .rdev_minor = 1});
-    add(b, "fifo", &(struct member){.mode = S_IFIFO | 0644});
-    add(b, "socket", &(struct member){.mode = S_IFSOCK | 0644});
+        &(struct node){.mode = S_IFCHR | 0620, .rdev_major = 1u << 20, .rdev_minor = 5});
+    add(b, "disk", &(struct node){.mode = S_IFBLK | 0600, .rdev_major = 8, .rdev_minor = 1});
+    add(b, "fifo", &(struct node){.mode = S_IFIFO | 0644});
+    add(b, "socket", &(struct node){.mode = S_IFSOCK | 0644});
     add_link(b, "d/fifo", "fifo");
     const struct builder_piece ranges[] = {stored_at(5000, 100, 10000),
                                            stored_at(9000, 100, 20000)};

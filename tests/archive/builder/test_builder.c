@@ -44,8 +44,8 @@ START_TEST(paths_are_made_safe)
 }
 END_TEST
 
-static void check_refused(struct builder *b, const char *path, size_t len,
-                          const struct member *m, int err)
+static void check_refused(struct builder *b, const char *path, size_t len, const struct node *m,
+                          int err)
 {
     struct fault fault = {0};
     uint32_t inode = 77;
@@ -60,7 +60,7 @@ static void check_refused(struct builder *b, const char *path, size_t len,
 START_TEST(unsafe_names_are_refused_with_member_and_offset)
 {
     struct builder *b = new_builder();
-    const struct member m = {.mode = S_IFREG, .header_offset = 4711};
+    const struct node m = {.mode = S_IFREG, .header_offset = 4711};
     char name[300];
     memset(name, 'a', sizeof(name));
     check_refused(b, "..", 2, &m, -EINVAL);
@@ -93,7 +93,7 @@ static const char *deep_path(char path[INDEX_PATH_MAX + 3], size_t bytes, const 
 START_TEST(a_path_may_have_4095_bytes)
 {
     struct builder *b = new_builder();
-    const struct member file = {.mode = S_IFREG};
+    const struct node file = {.mode = S_IFREG};
     char path[INDEX_PATH_MAX + 3], *long_path = malloc(200001);
     add_file(b, deep_path(path, INDEX_PATH_MAX, "f"), 0, 1);
     check_refused(b, deep_path(path, INDEX_PATH_MAX + 1, "fg"), INDEX_PATH_MAX + 1, &file,
@@ -115,12 +115,12 @@ START_TEST(a_way_through_links_is_no_deeper)
     char path[INDEX_PATH_MAX + 3];
     add_file(b, deep_path(path, 4001, "f"), 0, 1);
     path[strlen(path) - 2] = '\0';
-    add(b, "link", &(struct member){.mode = S_IFLNK, .link = path, .link_len = strlen(path)});
+    add(b, "link", &(struct node){.mode = S_IFLNK, .link = path, .link_len = strlen(path)});
     add_file(b, "link/x/y", 0, 2);
     char further[105] = "link/";
     for (size_t i = strlen(further); i < 104; i++)
         further[i] = i % 2 ? 'e' : '/';
-    check_refused(b, further, 104, &(struct member){.mode = S_IFREG}, -ENAMETOOLONG);
+    check_refused(b, further, 104, &(struct node){.mode = S_IFREG}, -ENAMETOOLONG);
     builder_free(b);
 }
 END_TEST
@@ -149,13 +149,12 @@ START_TEST(the_root_takes_attributes)
 {
     struct builder *b = new_builder();
     add(b, "./",
-        &(struct member){
+        &(struct node){
             .mode = S_IFDIR | 01700, .uid = 5, .gid = 6, .mtime_sec = 7, .mtime_nsec = 8});
     add_file(b, "f", 0, 0);
     struct fault fault = {0};
     uint32_t inode;
-    ck_assert_int_eq(try_add(b, ".", &(struct member){.mode = S_IFREG}, &fault, &inode),
-                     -EISDIR);
+    ck_assert_int_eq(try_add(b, ".", &(struct node){.mode = S_IFREG}, &fault, &inode), -EISDIR);
     struct index *index = build(b, &tar_header);
     struct node root = node_of(index, ".");
     ck_assert_uint_eq(root.mode, S_IFDIR | 01700);
@@ -172,7 +171,7 @@ START_TEST(directories_that_no_member_announced_exist)
 {
     struct builder *b = new_builder();
     add(b, "a/b/c/f",
-        &(struct member){
+        &(struct node){
             .mode = S_IFREG | 0600, .uid = 1, .gid = 2, .mtime_sec = 3, .mtime_nsec = 4});
     add_dir(b, "a/b", 0700);
     struct index *index = build(b, &tar_header);
@@ -228,7 +227,7 @@ END_TEST
 START_TEST(a_directory_with_members_is_not_replaced)
 {
     struct builder *b = new_builder();
-    const struct member file = {.mode = S_IFREG, .header_offset = 9};
+    const struct node file = {.mode = S_IFREG, .header_offset = 9};
     add_file(b, "full/f", 0, 1);
     add_dir(b, "empty", 0755);
     check_refused(b, "full", 4, &file, -EISDIR);
@@ -244,7 +243,7 @@ END_TEST
 START_TEST(nothing_lies_below_what_is_no_directory)
 {
     struct builder *b = new_builder();
-    const struct member file = {.mode = S_IFREG, .header_offset = 9};
+    const struct node file = {.mode = S_IFREG, .header_offset = 9};
     add_file(b, "f", 0, 1);
     add_symlink(b, "l", "f");
     check_refused(b, "f/x", 3, &file, -ENOTDIR);
@@ -257,7 +256,7 @@ START_TEST(nothing_lies_below_what_is_no_directory)
     check_refused(b, "g/..", 4, &file, -EINVAL);
     struct fault fault = {0};
     uint32_t inode;
-    const struct member link = {.is_hardlink = true, .link = "g/none", .link_len = 6};
+    const struct node link = {.is_hardlink = true, .link = "g/none", .link_len = 6};
     ck_assert_int_eq(builder_add(b, "x", 1, &link, &fault, &inode), -ENOENT);
     add_file(b, "g", 0, 1);
     check_refused(b, "g/none", 6, &file, -ENOTDIR);
@@ -315,7 +314,7 @@ END_TEST
 START_TEST(links_that_lead_out_or_in_circles_are_not_followed)
 {
     struct builder *b = new_builder();
-    const struct member file = {.mode = S_IFREG, .header_offset = 9};
+    const struct node file = {.mode = S_IFREG, .header_offset = 9};
     char path[32], target[32];
     add_dir(b, "d/e", 0755);
     add_symlink(b, "absolute", "/d");
@@ -484,10 +483,10 @@ START_TEST(bad_links_are_refused)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fault fault = {0};
-        const struct member link = {.header_offset = 512,
-                                    .is_hardlink = true,
-                                    .link = cases[i].target,
-                                    .link_len = strlen(cases[i].target)};
+        const struct node link = {.header_offset = 512,
+                                  .is_hardlink = true,
+                                  .link = cases[i].target,
+                                  .link_len = strlen(cases[i].target)};
         int r = builder_add(b, cases[i].path, strlen(cases[i].path), &link, &fault, &inode);
         ck_assert_msg(r == cases[i].err, "%s -> %s: %d", cases[i].path, cases[i].target, r);
         ck_assert_uint_eq(fault.offset, 512);
@@ -504,7 +503,7 @@ START_TEST(links_by_inode_number)
 {
     struct builder *b = new_builder();
     struct fault fault = {0};
-    uint32_t fifo = add(b, "p", &(struct member){.mode = S_IFIFO | 0600});
+    uint32_t fifo = add(b, "p", &(struct node){.mode = S_IFIFO | 0600});
     uint32_t dir = add_dir(b, "d", 0755);
     ck_assert_int_eq(builder_link_inode(b, "d/q", 3, fifo, 0, &fault), 0);
     ck_assert_int_eq(builder_link_inode(b, "e", 1, dir, 0, &fault), -EPERM);
@@ -520,7 +519,7 @@ END_TEST
 static int add_in(struct builder *b, uint32_t directory, const char *name, uint32_t mode,
                   uint32_t *inode)
 {
-    const struct member member = {.mode = mode, .mtime_sec = INT64_C(1) << 40};
+    const struct node member = {.mode = mode, .mtime_sec = INT64_C(1) << 40};
     struct fault fault = {0};
     int r =
         builder_add_in(b, directory, name, strlen(name), mode ? &member : NULL, &fault, inode);
@@ -570,17 +569,17 @@ START_TEST(all_types_and_attributes_are_kept)
 {
     struct builder *b = new_builder();
     add(b, "c",
-        &(struct member){.mode = S_IFCHR | 06777,
-                         .uid = UINT32_MAX,
-                         .gid = UINT32_MAX - 1,
-                         .rdev_major = 0xfffffff1,
-                         .rdev_minor = 0xfffffff2});
-    add(b, "b", &(struct member){.mode = S_IFBLK, .rdev_major = 8, .rdev_minor = 1});
-    add(b, "s", &(struct member){.mode = S_IFSOCK | 0755});
+        &(struct node){.mode = S_IFCHR | 06777,
+                       .uid = UINT32_MAX,
+                       .gid = UINT32_MAX - 1,
+                       .rdev_major = 0xfffffff1,
+                       .rdev_minor = 0xfffffff2});
+    add(b, "b", &(struct node){.mode = S_IFBLK, .rdev_major = 8, .rdev_minor = 1});
+    add(b, "s", &(struct node){.mode = S_IFSOCK | 0755});
     add_symlink(b, "l", "../to/nowhere");
     struct fault fault = {0};
     uint32_t inode;
-    ck_assert_int_eq(try_add(b, "x", &(struct member){.mode = 0644}, &fault, &inode), -EINVAL);
+    ck_assert_int_eq(try_add(b, "x", &(struct node){.mode = 0644}, &fault, &inode), -EINVAL);
     struct index *index = build(b, &tar_header);
     struct node c = node_of(index, "c");
     ck_assert_uint_eq(c.mode, S_IFCHR | 06777);
@@ -612,15 +611,15 @@ START_TEST(times_are_kept_to_the_nanosecond_from_any_century)
     for (int i = 0; i < COUNT; i++) {
         snprintf(name, sizeof(name), "f%d", i);
         add(b, name,
-            &(struct member){.mode = S_IFREG,
-                             .mtime_sec = seconds[i],
-                             .mtime_nsec = 999999999u - (uint32_t)i});
+            &(struct node){.mode = S_IFREG,
+                           .mtime_sec = seconds[i],
+                           .mtime_nsec = 999999999u - (uint32_t)i});
     }
     /* A directory whose time comes twice, once of each kind. */
-    add(b, "d", &(struct member){.mode = S_IFDIR, .mtime_sec = INT64_MAX});
-    add(b, "d", &(struct member){.mode = S_IFDIR, .mtime_sec = INT64_MIN});
-    add(b, "e", &(struct member){.mode = S_IFDIR, .mtime_sec = INT64_MAX});
-    add(b, "e", &(struct member){.mode = S_IFDIR, .mtime_sec = 5});
+    add(b, "d", &(struct node){.mode = S_IFDIR, .mtime_sec = INT64_MAX});
+    add(b, "d", &(struct node){.mode = S_IFDIR, .mtime_sec = INT64_MIN});
+    add(b, "e", &(struct node){.mode = S_IFDIR, .mtime_sec = INT64_MAX});
+    add(b, "e", &(struct node){.mode = S_IFDIR, .mtime_sec = 5});
     struct index *index = build(b, &tar_header);
     for (int i = 0; i < COUNT; i++) {
         snprintf(name, sizeof(name), "f%d", i);
@@ -633,7 +632,7 @@ START_TEST(times_are_kept_to_the_nanosecond_from_any_century)
     index_close(index);
 
     b = new_builder();
-    check_refused(b, "x", 1, &(struct member){.mode = S_IFREG, .mtime_nsec = 1000000000},
+    check_refused(b, "x", 1, &(struct node){.mode = S_IFREG, .mtime_nsec = 1000000000},
                   -EUCLEAN);
     builder_free(b);
 }
@@ -644,7 +643,7 @@ START_TEST(symbolic_links_have_a_target_that_linux_can_hold)
     struct builder *b = new_builder();
     char target[4096];
     memset(target, 't', sizeof(target));
-    struct member m = {.mode = S_IFLNK | 0777, .link = target, .link_len = 4095};
+    struct node m = {.mode = S_IFLNK | 0777, .link = target, .link_len = 4095};
     add(b, "longest", &m);
     m.link_len = 4096;
     check_refused(b, "longer", 6, &m, -ENAMETOOLONG);
@@ -804,7 +803,7 @@ START_TEST(data_past_the_end_of_the_archive_is_refused)
 {
     struct builder *b = new_builder();
     builder_set_archive_size(b, 1000);
-    struct member m = {
+    struct node m = {
         .mode = S_IFREG, .data_offset = 600, .size_bytes = 400, .header_offset = 88};
     add(b, "fits", &m);
     m.size_bytes = 401;
@@ -1161,7 +1160,7 @@ static struct builder *everything(void)
     add_symlink(b, "dir/symlink", "file");
     add_pieces(b, "dir/sparse", 9999, &sparse, 1);
     add_pieces(b, "packed", 4100, packed, 2);
-    add(b, "old", &(struct member){.mode = S_IFDIR | 0755, .mtime_sec = INT64_MIN});
+    add(b, "old", &(struct node){.mode = S_IFDIR | 0755, .mtime_sec = INT64_MIN});
     return b;
 }
 
@@ -1227,7 +1226,7 @@ START_TEST(a_full_disk_is_reported)
     close(fd);
     /* It was used up by that. */
     uint32_t inode;
-    ck_assert_int_eq(try_add(b, "x", &(struct member){.mode = S_IFREG}, NULL, &inode), -EINVAL);
+    ck_assert_int_eq(try_add(b, "x", &(struct node){.mode = S_IFREG}, NULL, &inode), -EINVAL);
     builder_free(b);
 }
 END_TEST
@@ -1364,14 +1363,14 @@ static void model_step(struct model *m, struct builder *b, unsigned *seed, int n
     snprintf(path, sizeof(path), "%c/%c/%c", 'a' + rand_r(seed) % 4, 'a' + rand_r(seed) % 4,
              'a' + rand_r(seed) % 4);
     path[1 + 2 * (rand_r(seed) % 3)] = '\0';
-    struct member file = {.mode = S_IFREG, .size_bytes = 1, .data_offset = (uint64_t)number};
+    struct node file = {.mode = S_IFREG, .size_bytes = 1, .data_offset = (uint64_t)number};
     uint32_t inode;
     int kind = rand_r(seed) % 4;
     if (kind == 3) {
         int t = rand_r(seed) % (m->count + 1);
         strcpy(target, t < m->count ? m->path[t] : "none");
         bool good = t < m->count && m->object[t] != -1 && model_put(m, path, m->object[t]);
-        const struct member link = {
+        const struct node link = {
             .is_hardlink = true, .link = target, .link_len = strlen(target)};
         int r = builder_add(b, path, strlen(path), &link, NULL, &inode);
         ck_assert_int_eq(r == 0, good);
@@ -1442,7 +1441,7 @@ static void some_member(struct builder *b, unsigned *seed)
     char path[64];
     size_t len = some_path(seed, path);
     uint32_t inode;
-    struct member m = {
+    struct node m = {
         .mode = types[rand_r(seed) % 10] | ((mode_t)rand_r(seed) & 07777),
         .uid = (uint32_t)rand_r(seed) % 3,
         .mtime_sec = (int64_t)some_number(seed),
@@ -1468,7 +1467,7 @@ static void some_member(struct builder *b, unsigned *seed)
         }
         r = builder_set_pieces(b, inode, pieces, count);
         if (r < 0) /* it has to have some: take its name away */
-            builder_add(b, path, len, &(struct member){.mode = S_IFIFO}, NULL, &inode);
+            builder_add(b, path, len, &(struct node){.mode = S_IFIFO}, NULL, &inode);
     }
 }
 
@@ -1479,10 +1478,9 @@ static void some_call(struct builder *b, unsigned *seed)
     uint32_t inode = (uint32_t)rand_r(seed) % 100;
     switch (rand_r(seed) % 5) {
     case 0:
-        builder_add(
-            b, path, len,
-            &(struct member){.is_hardlink = true, .link = target, .link_len = target_len}, NULL,
-            &inode);
+        builder_add(b, path, len,
+                    &(struct node){.is_hardlink = true, .link = target, .link_len = target_len},
+                    NULL, &inode);
         break;
     case 1:
         builder_link_inode(b, path, len, inode, 0, NULL);

@@ -436,7 +436,7 @@ static void check_shown(const struct expected *e, const struct index *new, uint3
                         const uint32_t *names)
 {
     struct pair pair = {e->old, new, 0, 0};
-    struct node a, b;
+    struct node a = {0}, b = {0};
     char path[256];
     path_in(e, position, path);
     uint32_t there = position_of(new, path);

@@ -159,7 +159,7 @@ static int ar_add(struct ar *ar)
         r = ar_read_name(ar);
     if (r < 0)
         return r;
-    struct member member = {
+    struct node member = {
         .mode = S_IFREG | ((uint32_t)mode & 07777),
         .uid = (uint32_t)uid,
         .gid = (uint32_t)gid,

@@ -121,7 +121,7 @@ static int cpio_add_links(struct cpio_walk *w, const struct cpio_member *m, uint
 static int cpio_add(struct cpio_walk *w, const struct cpio_member *m)
 {
     char target[INDEX_SYMLINK_MAX];
-    struct member member = {
+    struct node member = {
         .mode = m->fields[MODE],
         .uid = m->fields[UID],
         .gid = m->fields[GID],

@@ -34,8 +34,8 @@ static uint8_t *image_of(const struct builder_header *about, size_t *ret_len)
     add_link(b, "dir/link", "dir/file");
     inodes[1] = add_file(b, "empty", 0, 0);
     add_symlink(b, "dir/symlink", "../dir/file");
-    add(b, "fifo", &(struct member){.mode = S_IFIFO | 0600, .mtime_sec = INT64_MIN});
-    add(b, "device", &(struct member){.mode = S_IFCHR, .rdev_major = 1, .rdev_minor = 3});
+    add(b, "fifo", &(struct node){.mode = S_IFIFO | 0600, .mtime_sec = INT64_MIN});
+    add(b, "device", &(struct node){.mode = S_IFCHR, .rdev_major = 1, .rdev_minor = 3});
     inodes[2] = add_pieces(b, "dir/sub/sparse", 9999, sparse, 2);
     inodes[3] = add_pieces(b, "dir/blocks", 4 * 4096 + 100, blocks, 3);
     inodes[4] = add_pieces(b, "dir/tail", 4096 + 100, tail, 2);
@@ -224,7 +224,7 @@ START_TEST(empty_directories_do_not_disturb_the_search_for_parents)
             strcat(name, "/x");
         struct fault fault = {0};
         uint32_t inode;
-        try_add(b, name, &(struct member){.mode = S_IFDIR | 0755}, &fault, &inode);
+        try_add(b, name, &(struct node){.mode = S_IFDIR | 0755}, &fault, &inode);
     }
     struct index *index = build(b, &header);
     for (uint32_t d = 0; d < index_info(index)->entries; d++) {

@@ -35,11 +35,11 @@ ssize_t writev(int fd, const struct iovec *iov, int count)
 
 static void add_member(struct writer *w, const char *name, uint32_t mode, size_t size)
 {
-    struct member m = {.path = name,
-                       .path_len = strlen(name),
-                       .mode = mode,
-                       .size_bytes = size,
-                       .mtime_sec = 7};
+    struct node m = {.path = name,
+                     .path_len = strlen(name),
+                     .mode = mode,
+                     .size_bytes = size,
+                     .mtime_sec = 7};
     struct pax_buffer header = {0};
     struct fault fault = {0};
     ck_assert_int_eq(pax_encode(&m, &header), 0);
@@ -330,10 +330,10 @@ END_TEST
 /* Before any of the member is written. Without compression nothing limits the index. */
 START_TEST(what_the_index_of_a_compressed_archive_cannot_hold_is_refused)
 {
-    const struct member member = {.path = "large",
-                                  .path_len = 5,
-                                  .mode = S_IFREG | 0644,
-                                  .size_bytes = UINT64_C(1) << 48};
+    const struct node member = {.path = "large",
+                                .path_len = 5,
+                                .mode = S_IFREG | 0644,
+                                .size_bytes = UINT64_C(1) << 48};
     for (int level = 0; level < 2; level++) {
         struct pax_buffer header = {0};
         struct output *output;

@@ -14,13 +14,13 @@
 #include "pax.h"
 #include "suite.h"
 
-static struct member file_called(const char *path)
+static struct node file_called(const char *path)
 {
-    return (struct member){.mode = S_IFREG | 0644, .path = path, .path_len = strlen(path)};
+    return (struct node){.mode = S_IFREG | 0644, .path = path, .path_len = strlen(path)};
 }
 
 /* Encode the member with zeros for data, and open it as an archive. */
-static struct archive *read_back(const struct member *m, struct pax_buffer *buffer,
+static struct archive *read_back(const struct node *m, struct pax_buffer *buffer,
                                  struct archive_entry **ret_entry)
 {
     ck_assert_int_eq(pax_encode(m, buffer), 0);
@@ -51,7 +51,7 @@ static void make_path(char *path, size_t len, size_t slash, char fill)
 
 static void check_path(const char *path)
 {
-    struct member m = file_called(path);
+    struct node m = file_called(path);
     struct pax_buffer buffer = {0};
     struct archive_entry *entry;
     struct archive *a = read_back(&m, &buffer, &entry);
@@ -88,7 +88,7 @@ START_TEST(a_name_that_a_plain_header_can_hold_gets_no_extension)
     char path[300];
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         make_path(path, cases[i].len, cases[i].slash, 'a');
-        struct member m = file_called(path);
+        struct node m = file_called(path);
         struct pax_buffer buffer = {0};
         ck_assert_int_eq(pax_encode(&m, &buffer), 0);
         ck_assert_msg(has_extension(&buffer) == !cases[i].plain, "length %zu, slash at %zu",
@@ -100,7 +100,7 @@ END_TEST
 
 START_TEST(directories_end_with_a_slash_and_the_root_is_a_dot)
 {
-    struct member m = {.mode = S_IFDIR | 0755, .path = "d", .path_len = 1};
+    struct node m = {.mode = S_IFDIR | 0755, .path = "d", .path_len = 1};
     struct pax_buffer buffer = {0};
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
     ck_assert_str_eq((char *)buffer.at, "d/");
@@ -117,7 +117,7 @@ START_TEST(links_of_every_length_come_back)
     for (size_t len = 1; len <= 520; len += len < 95 || len > 105 ? 13 : 1) {
         for (int i = 0; i < 4; i++) {
             make_path(target, len, 0, i & 1 ? '\xfe' : 'a');
-            struct member m = file_called("name");
+            struct node m = file_called("name");
             m.mode = (i & 2 ? S_IFREG : S_IFLNK) | 0777;
             m.is_hardlink = i & 2;
             m.link = target;
@@ -149,7 +149,7 @@ START_TEST(owners_of_32_bits_come_back)
 {
     static const uint32_t ids[] = {0, 1000, 2097151, 2097152, 4294967294u};
     for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
-        struct member m = file_called("f");
+        struct node m = file_called("f");
         m.uid = ids[i];
         m.gid = ids[(i + 1) % 5];
         struct pax_buffer buffer = {0};
@@ -176,7 +176,7 @@ START_TEST(sizes_past_8_GiB_come_back)
                                      UINT64_C(1) << 50,
                                      UINT64_C(1) << 62};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        struct member m = file_called("f");
+        struct node m = file_called("f");
         m.size_bytes = sizes[i];
         struct pax_buffer buffer = {0};
         struct archive_entry *entry;
@@ -193,7 +193,7 @@ END_TEST
 /* The record as text: libarchive 3.6 itself misreads fractions before 1970. */
 static void check_mtime(int64_t sec, uint32_t nsec, const char *text)
 {
-    struct member m = file_called("f");
+    struct node m = file_called("f");
     m.mtime_sec = sec;
     m.mtime_nsec = nsec;
     struct pax_buffer buffer = {0};
@@ -235,7 +235,7 @@ START_TEST(a_record_counts_its_own_length)
         char *value = calloc(1, len + 1);
         memset(value, 'v', len);
         struct xattr x = {"user.k", 6, value, len};
-        struct member m = file_called("f");
+        struct node m = file_called("f");
         m.xattrs = &x;
         m.xattr_count = 1;
         struct pax_buffer buffer = {0};
@@ -254,7 +254,7 @@ START_TEST(attributes_with_any_bytes_come_back)
 {
     static const char odd[] = "\n=\0\xff";
     struct xattr x[] = {{"user.empty", 10, "", 0}, {"user.odd", 8, odd, sizeof(odd)}};
-    struct member m = file_called("f");
+    struct node m = file_called("f");
     m.xattrs = x;
     m.xattr_count = 2;
     struct pax_buffer buffer = {0};
@@ -279,7 +279,7 @@ END_TEST
 static void check_sparse(const char *path, const struct builder_piece *pieces, size_t count,
                          uint64_t size)
 {
-    struct member m = file_called(path);
+    struct node m = file_called(path);
     m.data = DATA_PIECES;
     m.size_bytes = size;
     m.pieces = pieces;
@@ -328,7 +328,7 @@ END_TEST
 START_TEST(a_socket_has_no_form_and_leaves_the_buffer_alone)
 {
     struct pax_buffer buffer = {0};
-    struct member m = file_called("f");
+    struct node m = file_called("f");
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
     size_t before = buffer.count;
     m.mode = S_IFSOCK | 0644;

@@ -178,7 +178,7 @@ START_TEST(an_index_in_a_slice_is_opened)
     static uint8_t image[1u << 20];
     static const uint64_t starts[] = {0, 1, 4095, 4096, 65536 + 8};
     struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = 100};
-    struct member member = {.mode = 0100644, .size_bytes = 10};
+    struct node member = {.mode = 0100644, .size_bytes = 10};
     for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++) {
         struct builder *builder;
         struct index *index = NULL;

@@ -84,7 +84,7 @@ static uint8_t *make_content(struct fixture *f, size_t size)
 static uint32_t add_file(struct fixture *f, const char *name, uint8_t *content, size_t size,
                          enum builder_data data, uint64_t offset)
 {
-    struct member member = {
+    struct node member = {
         .mode = S_IFREG | 0644, .size_bytes = size, .data = data, .data_offset = offset};
     uint32_t inode;
     ck_assert_int_eq(builder_add(f->builder, name, strlen(name), &member, NULL, &inode), 0);
