@@ -965,11 +965,10 @@ static int member_make_inode(struct builder *b, const struct place *place, const
         if (m->size_bytes > INT64_MAX)
             return builder_refuse(place, -EUCLEAN, "has a size that no file can have");
         inode.size = m->size_bytes;
-        kind = m->data == DATA_PIECES ? DATA_KIND_EXTENTS : DATA_KIND_STORED;
-        inode.data = m->data == DATA_PIECES ? DATA_UNSET : m->size_bytes ? m->data_offset : 0;
-        if (m->data == DATA_STORED &&
-            (__builtin_add_overflow(m->data_offset, m->size_bytes, &end) ||
-             (b->archive_bytes && end > b->archive_bytes))) {
+        kind = m->has_pieces ? DATA_KIND_EXTENTS : DATA_KIND_STORED;
+        inode.data = m->has_pieces ? DATA_UNSET : m->size_bytes ? m->data_offset : 0;
+        if (!m->has_pieces && (__builtin_add_overflow(m->data_offset, m->size_bytes, &end) ||
+                               (b->archive_bytes && end > b->archive_bytes))) {
             builder_refuse(place, -EUCLEAN, "size %llu lies past the end of file",
                            (unsigned long long)m->size_bytes);
             fault_advise(place->fault,

@@ -140,7 +140,7 @@ struct builder_block {
 int builder_add_block(struct builder *builder, const struct builder_block *block,
                       uint32_t *ret_number);
 /*
- * DATA_PIECES: the file is these pieces, in ascending order; bytes in no piece are a hole.
+ * has_pieces: the file is these pieces, in ascending order; bytes in no piece are a hole.
  * Neighbours that also lie side by side in the archive, or in blocks that follow each other,
  * become one. Call once per inode, after builder_add. -EUCLEAN: the pieces don't fit the file,
  * the blocks or the archive.

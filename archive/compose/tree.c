@@ -399,7 +399,7 @@ static int tree_fill_inode(struct tree *t, struct tree_source *s, const struct n
                            uint32_t inode)
 {
     int r = node->has_xattrs ? tree_take_xattrs(t, s, node, inode) : 0;
-    if (r == 0 && S_ISREG(node->mode) && node->data == DATA_PIECES)
+    if (r == 0 && S_ISREG(node->mode) && node->has_pieces)
         r = tree_take_pieces(t, s, node, inode);
     if (r == 0 && S_ISREG(node->mode) && t->has_sums)
         r = tree_take_sum(t, s, node, inode);
@@ -420,7 +420,7 @@ static int part_describe(struct tree_source *s, struct node *node)
         return 0;
     r = index_extent(s->part.index, node->position, 0, &extent);
     if (r == 0 && (extent.kind != EXTENT_STORED || !extent.is_last))
-        node->data = DATA_PIECES;
+        node->has_pieces = true;
     else if (r == 0 &&
              __builtin_add_overflow(s->part.base, extent.source_offset, &node->data_offset))
         r = -EUCLEAN;

@@ -90,12 +90,6 @@ enum digest_kind {
 };
 #define INDEX_DIGEST_BYTES 16u
 
-/* How the place of a regular file's bytes is described. */
-enum builder_data {
-    DATA_STORED, /* one range of the archive at `data_offset`, or an empty file */
-    DATA_PIECES, /* pieces, with holes or in blocks */
-};
-
 /*
  * A file of any type: an inode of an index, or a member of an archive on its way into one. The
  * builder takes a member's attributes, its place and its link, and gets the path and the rest
@@ -122,10 +116,10 @@ struct node {
     bool has_holes;
 
     /* Of a member; index_node leaves them as they are. */
-    bool is_hardlink; /* to `link`, an earlier path */
-    bool has_sum;     /* the XXH3-64 of the data is `sum` */
-    enum builder_data data;
-    uint64_t data_offset;   /* DATA_STORED */
+    bool is_hardlink;     /* to `link`, an earlier path */
+    bool has_sum;         /* the XXH3-64 of the data is `sum` */
+    bool has_pieces;      /* of a regular file: with holes or in blocks; else it is one range */
+    uint64_t data_offset; /* of that range, in the archive */
     uint64_t header_offset; /* of the member's header, for messages only */
     const char *link;       /* target of a symbolic link (1 to 4095 bytes) or hard link */
     size_t link_len;
@@ -133,8 +127,8 @@ struct node {
     size_t path_len;
     const struct xattr *xattrs;
     size_t xattr_count;
-    /* DATA_PIECES: offset and length of each, ascending, not empty, without overlap. */
-    const struct builder_piece *pieces; /* see builder.h */
+    const struct builder_piece *pieces; /* offset and length of each, ascending, not empty,
+                                           without overlap; see builder.h */
     size_t piece_count;
     uint64_t sum;
 };

@@ -288,7 +288,7 @@ static int pax_make_name(const struct node *m, struct pax_name *ret_name)
         name.bytes[name.len++] = '/';
     pax_split_name(&name);
     name.ascii = pax_is_ascii(name.bytes, name.len);
-    name.sparse = m->data == DATA_PIECES && pax_is_regular(m) && name.ascii;
+    name.sparse = m->has_pieces && pax_is_regular(m) && name.ascii;
     *ret_name = name;
     return 0;
 }
@@ -325,7 +325,7 @@ uint64_t pax_stored_bytes(const struct node *m)
 {
     if (!pax_is_regular(m))
         return 0;
-    if (m->data == DATA_STORED)
+    if (!m->has_pieces)
         return m->size_bytes;
     uint64_t sum = 0;
     for (size_t i = 0; i < m->piece_count; i++)
@@ -352,7 +352,7 @@ static int pax_make_records(const struct node *m, const struct pax_name *name, u
                             struct pax_buffer *records)
 {
     int r = 0;
-    if (m->data == DATA_PIECES && pax_is_regular(m))
+    if (m->has_pieces && pax_is_regular(m))
         r = pax_append_sparse_records(records, m, name);
     else if (!name->fits && name->ascii)
         r = pax_append_record(records, "path", 4, name->bytes, name->len);
@@ -454,7 +454,7 @@ int pax_encode(const struct node *m, struct pax_buffer *buffer)
     struct pax_name name = {0};
     uint64_t size = pax_stored_bytes(m);
     int r = pax_make_name(m, &name);
-    if (r == 0 && m->data == DATA_PIECES && pax_is_regular(m))
+    if (r == 0 && m->has_pieces && pax_is_regular(m))
         r = pax_make_sparse_map(m, &map);
     if (r == 0 && __builtin_add_overflow(size, map.count, &size))
         r = -EOVERFLOW;

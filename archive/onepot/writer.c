@@ -737,7 +737,7 @@ static int framer_member(struct framer *f, const struct node *member, struct pax
     f->stored = stored;
     f->done = 0;
     f->extents.count = f->extent = f->extent_done = 0;
-    int r = member->data == DATA_PIECES
+    int r = member->has_pieces
                 ? vector_append(&f->extents, member->pieces, member->piece_count)
                 : vector_push(&f->extents, (struct builder_piece){.length = stored});
     if (r < 0 || stored)
@@ -1050,7 +1050,7 @@ static int writer_add_to_index(struct writer *w, const struct node *m, size_t he
     struct node placed = *m;
     if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
         return fault_set(fault, -EFBIG, NULL, w->tar_offset, "archive grows too large");
-    placed.data = w->framer ? DATA_PIECES : m->data;
+    placed.has_pieces = w->framer || m->has_pieces;
     placed.data_offset = data_offset;
     placed.header_offset = w->tar_offset;
     const char *path = m->path_len ? m->path : ".";
@@ -1062,7 +1062,7 @@ static int writer_add_to_index(struct writer *w, const struct node *m, size_t he
         r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
                               m->xattrs[i].value, m->xattrs[i].value_len);
     /* The framer knows the places of later bytes. */
-    if (r == 0 && m->data == DATA_PIECES && (!w->framer || !w->stored_bytes))
+    if (r == 0 && m->has_pieces && (!w->framer || !w->stored_bytes))
         r = writer_add_pieces(w, m, data_offset);
     return r;
 }

@@ -517,7 +517,7 @@ static int gather_open_stream(struct gathered *g, struct gather_file *file,
 {
     struct builder_piece whole = {.length = g->member.size_bytes};
     struct stream *s = calloc(1, sizeof(*s));
-    if (!s || (g->member.data == DATA_STORED && vector_push(list, whole) < 0)) {
+    if (!s || (!g->member.has_pieces && vector_push(list, whole) < 0)) {
         free(s);
         return -ENOMEM;
     }
@@ -527,7 +527,7 @@ static int gather_open_stream(struct gathered *g, struct gather_file *file,
     s->size_bytes = g->member.size_bytes;
     s->file = *file;
     file->fd = -1;
-    if (g->member.data == DATA_PIECES) {
+    if (g->member.has_pieces) {
         g->member.pieces = s->extents.at;
         g->member.piece_count = s->extents.count;
     }
@@ -545,7 +545,7 @@ static int gather_open_stream(struct gathered *g, struct gather_file *file,
  */
 static int gather_content(struct gathered *g, struct gather_file *file, gather_extents *list)
 {
-    bool sparse = g->member.data == DATA_PIECES, hollow = sparse && list->count == 0;
+    bool sparse = g->member.has_pieces, hollow = sparse && list->count == 0;
     int r = 0;
     if (!hollow && (sparse || g->member.size_bytes > GATHER_PIECE_BYTES))
         r = gather_open_stream(g, file, list);
@@ -683,7 +683,7 @@ static int input_regular(const struct gather_from *from, struct gathered *g)
     struct gather_file file = {-1, from->input, n->position};
     gather_extents list = {0};
     int r = 0;
-    n->data = n->has_holes ? DATA_PIECES : DATA_STORED;
+    n->has_pieces = n->has_holes;
     if (n->has_holes)
         r = input_extents(from->input->index, n->position, n->size_bytes, &list);
     if (r < 0)
@@ -1026,7 +1026,7 @@ static int gather_find_holes(struct gathered *g, int fd, const struct stat *st,
     off_t hole = lseek(fd, 0, SEEK_HOLE);
     if (hole < 0 || (uint64_t)hole >= size)
         return 0;
-    g->member.data = DATA_PIECES;
+    g->member.has_pieces = true;
     return gather_find_extents(fd, size, list);
 }
 
@@ -1980,7 +1980,7 @@ static int pipeline_make_link(struct pipeline *p, struct item *item, const char 
     m->is_hardlink = true;
     m->link = first;
     m->link_len = strlen(first);
-    m->data = DATA_STORED;
+    m->has_pieces = false;
     m->piece_count = m->xattr_count = 0;
     return pax_encode(m, &g->header);
 }

@@ -636,7 +636,7 @@ static int pouring_put_at(struct pouring *f, const uint8_t *bytes, uint64_t len,
     const struct node *m = f->m;
     if (offset < f->at)
         return pouring_fault(f, "its data is out of order");
-    if (m->data == DATA_STORED) {
+    if (!m->has_pieces) {
         int r = pouring_put(f, NULL, offset - f->at);
         f->at = offset + len;
         return r < 0 ? r : pouring_put(f, bytes, len);
@@ -695,7 +695,7 @@ static int member_put_data(struct pour *p, const struct node *m, struct archive 
             break;
         p->progress->beats++;
     }
-    if (r == 0 && (f.left || (m->data == DATA_STORED && f.at < m->size_bytes)))
+    if (r == 0 && (f.left || (!m->has_pieces && f.at < m->size_bytes)))
         r = pouring_fault(&f, "has less data than its size says");
     free(f.piece);
     return r;
@@ -774,7 +774,7 @@ static int pour_add(void *ctx, const char *path, const struct node *b, struct ar
     if (r < 0)
         return r;
     if (m.is_hardlink) {
-        m.data = DATA_STORED;
+        m.has_pieces = false;
         return strcmp(m.path, m.link) == 0 && writer_has(p->writer, m.path, m.path_len) == 1
                    ? 0 /* to itself */
                    : member_put_header(p, &m, fault);
@@ -783,7 +783,7 @@ static int pour_add(void *ctx, const char *path, const struct node *b, struct ar
     pax_xattrs_sort(&p->xattrs);
     m.xattrs = p->xattrs.at;
     m.xattr_count = p->xattrs.count;
-    if (r == 0 && m.data == DATA_PIECES)
+    if (r == 0 && m.has_pieces)
         r = member_take_pieces(p, entry, &m);
     if (r == 0)
         r = member_put_header(p, &m, fault);

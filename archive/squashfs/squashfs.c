@@ -458,7 +458,7 @@ static int squashfs_read_type(struct walk *w, sqfs_inode *inode, char *target,
     switch (member->mode & S_IFMT) {
     case S_IFREG:
         member->size_bytes = inode->xtra.reg.file_size;
-        member->data = DATA_PIECES;
+        member->has_pieces = true;
         return 0;
     case S_IFLNK:
         return squashfs_read_symlink(w, inode, target, target_size, member);

@@ -410,7 +410,7 @@ void tar_describe(struct archive_entry *entry, struct node *member, struct tar_o
     member->mode = S_IFREG | attributes_permissions(entry);
     member->uid = tar_owner(archive_entry_uid(entry), odd);
     member->gid = tar_owner(archive_entry_gid(entry), odd);
-    member->data = archive_entry_sparse_count(entry) > 0 ? DATA_PIECES : DATA_STORED;
+    member->has_pieces = archive_entry_sparse_count(entry) > 0;
     attributes_mtime(entry, member);
 }
 
@@ -440,7 +440,7 @@ int tar_describe_type(struct archive_entry *entry, struct node *member)
     }
     member->mode = type | (member->mode & 07777);
     member->size_bytes = 0;
-    member->data = DATA_STORED;
+    member->has_pieces = false;
     return 0;
 }
 
@@ -893,7 +893,7 @@ static int tar_walk_find_pieces(struct walk *w, const struct node *member, uint6
     int r = 0;
     w->pieces.count = 0;
     *ret_stored = member->size_bytes;
-    if (member->data != DATA_PIECES)
+    if (!member->has_pieces)
         return piece.length ? vector_push(&w->pieces, piece) : 0;
     archive_entry_sparse_reset(w->entry);
     while (r == 0 && archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
@@ -952,11 +952,11 @@ static int tar_walk_add_named(struct walk *w, const char *path, struct node *mem
     if (w->taker)
         return w->taker->add(w->taker->ctx, path, member, w->archive, w->entry, w->fault);
     if (w->framed && S_ISREG(member->mode) && w->pieces.count > 0)
-        member->data = DATA_PIECES;
+        member->has_pieces = true;
     else if (w->framed)
         member->data_offset = 0; /* an offset in the tar is not one in the file */
     int r = builder_add(w->builder, path, strlen(path), member, w->fault, &w->inode);
-    if (r == 0 && member->data == DATA_PIECES)
+    if (r == 0 && member->has_pieces)
         r = tar_walk_set_pieces(w);
     if (r == 0)
         r = tar_take_attributes(w->entry, tar_walk_take_attribute, w, &w->odd);
@@ -1302,7 +1302,7 @@ static int tar_walk_fill_holes(struct walk *w, struct node *member)
     int r = records_read(w, member->header_offset, member->data_offset, false);
     if (r < 0 || !w->records.stores_holes)
         return tar_walk_unless_gone(w, r);
-    member->data = DATA_STORED;
+    member->has_pieces = false;
     while (!w->taker &&
            archive_read_data_block(w->archive, &block, &len, &offset) == ARCHIVE_OK)
         w->progress->beats++;
@@ -1324,7 +1324,7 @@ static int tar_walk_read_member(struct walk *w)
     bool has_fraction = member.mtime_sec == 0 && member.mtime_nsec > 0;
     if ((has_fraction && tar_walk_restore_minus(w, &member) < 0) ||
         tar_walk_apply_globals(w, &member) < 0 ||
-        (member.data == DATA_PIECES && tar_walk_fill_holes(w, &member) < 0))
+        (member.has_pieces && tar_walk_fill_holes(w, &member) < 0))
         return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
 
     if (archive_entry_filetype(w->entry) == AE_IFDIR && member.size_bytes > 0)

@@ -328,7 +328,7 @@ static int tfrecord_add_whole(struct tfrecord *t, uint64_t length)
 {
     char name[40];
     uint32_t inode;
-    struct node member = {.size_bytes = length, .data = DATA_STORED, .data_offset = t->at};
+    struct node member = {.size_bytes = length, .data_offset = t->at};
     snprintf(name, sizeof(name), "%08" PRIu64 ".bin", t->number);
     return tfrecord_add(t, name, &member, &inode);
 }
@@ -357,7 +357,6 @@ static int tfrecord_add_bytes(struct tfrecord *t, const struct feature *f,
     int r = 0;
     for (uint64_t i = 0; r == 0 && feature_next(&list, &value); i++) {
         struct node member = {.size_bytes = value.left,
-                              .data = DATA_STORED,
                               .data_offset = t->at + (uint64_t)(value.at - record)};
         uint32_t inode;
         if (f->values == 1)
@@ -378,7 +377,7 @@ static int tfrecord_add_floats(struct tfrecord *t, const struct feature *f,
 {
     char name[sizeof(t->stem) + 32];
     struct cursor list = f->list, row;
-    struct node member = {.size_bytes = f->values * 4, .data = DATA_PIECES};
+    struct node member = {.size_bytes = f->values * 4, .has_pieces = true};
     uint32_t inode;
     tfrecord_name(t, ".f32", name);
     int r = tfrecord_add(t, name, &member, &inode);
@@ -397,7 +396,7 @@ static int tfrecord_add_integers(struct tfrecord *t, const struct feature *f,
                                  const uint8_t *record)
 {
     char name[sizeof(t->stem) + 32];
-    struct node member = {.size_bytes = f->text_bytes, .data = DATA_PIECES};
+    struct node member = {.size_bytes = f->text_bytes, .has_pieces = true};
     struct builder_piece piece = {.length = f->text_bytes};
     uint64_t most = max_u64(f->text_bytes, f->list.left);
     uint32_t inode;

@@ -1069,7 +1069,7 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
         member->link_len = e->m.size_bytes;
         member->mode = S_IFLNK | 0777; /* as the system shows it, whatever was stored */
     } else if (S_ISREG(e->m.mode)) {
-        member->data = e->method == ZIP_STORED || !e->m.size_bytes ? DATA_STORED : DATA_PIECES;
+        member->has_pieces = e->method != ZIP_STORED && e->m.size_bytes > 0;
         member->data_offset = data;
     } else if (!S_ISDIR(e->m.mode) && !S_ISFIFO(e->m.mode) && !S_ISSOCK(e->m.mode)) {
         r = r < 0 ? r
@@ -1079,7 +1079,7 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
     if (r == 0)
         r = builder_add(z->builder, (const char *)e->name, e->name_len, member, z->fault,
                         &inode);
-    if (r == 0 && member->data == DATA_PIECES)
+    if (r == 0 && member->has_pieces)
         r = add_block(z, e, inode, data);
     if (r == 0 && S_ISREG(e->m.mode))
         r = builder_set_sum(z->builder, inode, e->crc32);

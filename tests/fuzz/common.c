@@ -242,7 +242,7 @@ static void add_blocks(struct builder *b)
         {.source_offset = 100, .packed_bytes = 50, .block_bytes = 4096},
         {.source_offset = 200, .packed_bytes = 60, .block_bytes = 4096},
     };
-    struct node m = {.mode = S_IFREG | 0600, .data = DATA_PIECES};
+    struct node m = {.mode = S_IFREG | 0600, .has_pieces = true};
     uint32_t first, second, inode;
     require(builder_add_block(b, &blocks[0], &first) == 0 &&
             builder_add_block(b, &blocks[1], &second) == 0);
@@ -268,7 +268,7 @@ static void add_others(struct builder *b)
 {
     struct node m = {.mode = S_IFREG | 0644, .size_bytes = 5000, .mtime_sec = 99};
     uint32_t inode;
-    m.data = DATA_PIECES;
+    m.has_pieces = true;
     const struct builder_piece ranges[2] = {
         {.length = 1000, .source_offset = 500, .block = BUILDER_NO_BLOCK},
         {.offset = 3000, .length = 2000, .source_offset = 1500, .block = BUILDER_NO_BLOCK}};

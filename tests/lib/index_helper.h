@@ -82,7 +82,7 @@ static inline struct builder_piece packed_at(uint64_t offset, uint64_t length, u
 static inline uint32_t add_unset(struct builder *b, const char *path, uint64_t size)
 {
     return add(b, path,
-               &(struct node){.mode = S_IFREG | 0600, .data = DATA_PIECES, .size_bytes = size});
+               &(struct node){.mode = S_IFREG | 0600, .has_pieces = true, .size_bytes = size});
 }
 
 static inline uint32_t add_pieces(struct builder *b, const char *path, uint64_t size,

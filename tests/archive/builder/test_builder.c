@@ -1447,13 +1447,13 @@ static void some_member(struct builder *b, unsigned *seed)
         .mtime_sec = (int64_t)some_number(seed),
         .mtime_nsec = (uint32_t)some_number(seed),
         .size_bytes = some_number(seed),
-        .data = (enum builder_data)(rand_r(seed) % 2),
+        .has_pieces = rand_r(seed) % 2,
         .data_offset = some_number(seed),
         .link = path,
         .link_len = len,
     };
     int r = builder_add(b, path, len, &m, NULL, &inode);
-    if (r == 0 && m.data == DATA_PIECES && S_ISREG(m.mode)) {
+    if (r == 0 && m.has_pieces && S_ISREG(m.mode)) {
         struct builder_piece pieces[4];
         uint32_t count = (uint32_t)rand_r(seed) % 5;
         uint64_t at = 0;

@@ -165,7 +165,6 @@ static int ar_add(struct ar *ar)
         .gid = (uint32_t)gid,
         .mtime_sec = (int64_t)mtime,
         .size_bytes = ar->size_bytes,
-        .data = DATA_STORED,
         .data_offset = ar->data_at,
         .header_offset = ar->at,
     };

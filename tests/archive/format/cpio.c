@@ -129,7 +129,6 @@ static int cpio_add(struct cpio_walk *w, const struct cpio_member *m)
         .rdev_minor = m->fields[RMINOR],
         .mtime_sec = m->fields[MTIME],
         .size_bytes = S_ISREG(m->fields[MODE]) ? m->fields[SIZE] : 0,
-        .data = DATA_STORED,
         .data_offset = m->data_at,
         .header_offset = m->at,
         .link = target,

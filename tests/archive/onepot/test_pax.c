@@ -280,7 +280,7 @@ static void check_sparse(const char *path, const struct builder_piece *pieces, s
                          uint64_t size)
 {
     struct node m = file_called(path);
-    m.data = DATA_PIECES;
+    m.has_pieces = true;
     m.size_bytes = size;
     m.pieces = pieces;
     m.piece_count = count;

@@ -82,10 +82,12 @@ static uint8_t *make_content(struct fixture *f, size_t size)
 }
 
 static uint32_t add_file(struct fixture *f, const char *name, uint8_t *content, size_t size,
-                         enum builder_data data, uint64_t offset)
+                         bool has_pieces, uint64_t offset)
 {
-    struct node member = {
-        .mode = S_IFREG | 0644, .size_bytes = size, .data = data, .data_offset = offset};
+    struct node member = {.mode = S_IFREG | 0644,
+                          .size_bytes = size,
+                          .has_pieces = has_pieces,
+                          .data_offset = offset};
     uint32_t inode;
     ck_assert_int_eq(builder_add(f->builder, name, strlen(name), &member, NULL, &inode), 0);
     f->files[f->file_count].name = name;
@@ -97,7 +99,7 @@ static uint32_t add_file(struct fixture *f, const char *name, uint8_t *content, 
 static void add_stored(struct fixture *f, const char *name, size_t size)
 {
     uint8_t *content = make_content(f, size);
-    add_file(f, name, content, size, DATA_STORED, append(f, content, size));
+    add_file(f, name, content, size, false, append(f, content, size));
 }
 
 /* A file of `count` ranges of `len` bytes with a hole of `gap` before each, and one after. */
@@ -107,7 +109,7 @@ static void add_sparse(struct fixture *f, const char *name, unsigned count, size
     size_t size = count * (len + gap) + gap;
     uint8_t *content = make_content(f, size);
     memset(content, 0, gap);
-    uint32_t inode = add_file(f, name, content, size, DATA_PIECES, 0);
+    uint32_t inode = add_file(f, name, content, size, true, 0);
     struct builder_piece *pieces = calloc(count + 1, sizeof(*pieces));
     for (unsigned i = 0; i < count; i++) {
         size_t at = i * (len + gap) + gap;
@@ -168,7 +170,7 @@ static void add_blocks(struct fixture *f, const char *name, size_t size,
             pieces[count++].offset = at;
         }
     }
-    uint32_t inode = add_file(f, name, content, size, DATA_PIECES, 0);
+    uint32_t inode = add_file(f, name, content, size, true, 0);
     ck_assert_int_eq(builder_set_pieces(f->builder, inode, pieces, count), 0);
 }
 
@@ -768,7 +770,7 @@ START_TEST(block_that_holds_less_than_its_file_is_an_error)
     uint8_t *content = make_content(&f, BLOCK);
     struct builder_piece piece = add_block(&f, content, 5000, BLOCK, false);
     piece.length = BLOCK;
-    uint32_t inode = add_file(&f, "short", content, BLOCK, DATA_PIECES, 0);
+    uint32_t inode = add_file(&f, "short", content, BLOCK, true, 0);
     ck_assert_int_eq(builder_set_pieces(f.builder, inode, &piece, 1), 0);
     finish(&f);
     uint32_t position = f.files[0].position;
@@ -825,7 +827,7 @@ START_TEST(each_block_may_have_its_own_codec)
         block.source_offset = append(&f, packed, block.packed_bytes);
         uint32_t number, inode;
         ck_assert_int_eq(builder_add_block(f.builder, &block, &number), 0);
-        inode = add_file(&f, names[i], content, BLOCK, DATA_PIECES, 0);
+        inode = add_file(&f, names[i], content, BLOCK, true, 0);
         struct builder_piece piece = {.length = BLOCK, .block = number};
         ck_assert_int_eq(builder_set_pieces(f.builder, inode, &piece, 1), 0);
     }
