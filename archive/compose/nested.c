@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <xxhash.h>
@@ -61,26 +60,6 @@ int nested_scratch_new(struct source **ret_source)
     return source_from_fd(steal_fd(&fd), "memory", ret_source);
 }
 
-/* ---- which members ---- */
-
-/* 1: the member at a position is meant, and *ret_stem is the length of its directory's name. */
-static int nested_is_meant(const struct nested_walk *w, const struct nested_level *level,
-                           uint32_t position, const char **ret_name, size_t *ret_stem)
-{
-    char path[INDEX_PATH_MAX + 1];
-    size_t len, ignored;
-    int r = index_name(level->index, position, ret_name, &len);
-    if (r < 0)
-        return r;
-    *ret_stem = backend_stem(*ret_name, len);
-    if (!w->nested->glob)
-        return *ret_stem < len;
-    if (index_path(level->index, position, path, sizeof(path), &ignored) < 0 ||
-        !selection_matches(w->nested->glob, path, false))
-        return 0;
-    return 1;
-}
-
 /* ---- what stays a file ---- */
 
 static int nested_path(const struct nested_level *level, uint32_t position,
@@ -106,6 +85,8 @@ static void nested_leave(struct nested_walk *w, const struct nested_level *level
         snprintf(w->first, sizeof(w->first), "%.*s", (int)sizeof(w->first) - 1, path);
 }
 
+/* ---- which members ---- */
+
 /* Is the directory's name free? Of two members that want one name, the first gets it. */
 static int nested_claim_name(const struct nested_level *level, struct map *names,
                              uint32_t position, const char *name, size_t len)
@@ -122,33 +103,35 @@ static int nested_claim_name(const struct nested_level *level, struct map *names
                : map_put(names, (struct map_key){directory, XXH3_64bits(name, len)}, 0);
 }
 
-/* The range of a member that is stored in one. -ENOTSUP: it is not. */
+/* The range of a member that is stored in one. -ENOTSUP: it is not; else as index_extent. */
 static int nested_range(const struct nested_level *level, uint32_t position,
                         struct extent *ret_extent)
 {
-    struct node node;
-    int r = index_node(level->index, position, &node);
-    if (r == 0)
-        r = index_extent(level->index, position, 0, ret_extent);
-    if (r == -ENXIO)
-        return -ENOTSUP;
-    return r < 0                                  ? r
-           : ret_extent->kind != EXTENT_STORED    ? -ENOTSUP
-           : ret_extent->length < node.size_bytes ? -ENOTSUP
-                                                  : 0;
+    int r = index_extent(level->index, position, 0, ret_extent);
+    return r == 0 && (ret_extent->kind != EXTENT_STORED || !ret_extent->is_last) ? -ENOTSUP : r;
 }
 
 /* Note a member that may be an archive. */
 static int nested_consider(struct nested_walk *w, struct nested_level *level, struct map *names,
                            uint32_t position)
 {
+    char path[INDEX_PATH_MAX + 1];
+    const char *glob = w->nested->glob, *name;
     struct extent extent;
-    const char *name;
-    size_t stem;
-    int r = nested_is_meant(w, level, position, &name, &stem);
-    if (r <= 0)
+    uint32_t inode;
+    size_t len, ignored;
+    int r = index_name(level->index, position, &name, &len);
+    const size_t stem = r < 0 ? 0 : backend_stem(name, len);
+    if (r < 0 || (glob ? index_path(level->index, position, path, sizeof(path), &ignored) < 0 ||
+                             !selection_matches(glob, path, false)
+                       : stem == len))
+        return r;
+    r = index_inode_position(level->index, position, &inode);
+    if (r < 0 || inode != position) /* of several names, the first */
         return r;
     r = nested_range(level, position, &extent);
+    if (r == -EINVAL || r == -ENXIO) /* it is no file, or empty */
+        return 0;
     if (r == -ENOTSUP) {
         nested_leave(w, level, position, "it is compressed, or in pieces");
         return 0;
@@ -168,20 +151,11 @@ static int nested_consider(struct nested_walk *w, struct nested_level *level, st
 
 static int nested_find(struct nested_walk *w, struct nested_level *level)
 {
-    enum { BATCH = 1024 };
-    struct index_file files[BATCH];
-    uint32_t entries = index_info(level->index)->entries, inode;
+    const uint32_t entries = index_info(level->index)->entries;
     struct map names = {0};
     int r = 0;
-    for (uint32_t first = 0; r == 0 && first < entries; first += BATCH) {
-        uint32_t count = entries - first < BATCH ? entries - first : BATCH;
-        r = index_files(level->index, first, count, files);
-        for (uint32_t i = 0; r == 0 && i < count; i++)
-            if (S_ISREG(files[i].mode) && files[i].size_bytes > 0 &&
-                index_inode_position(level->index, first + i, &inode) == 0 &&
-                inode == first + i) /* of several names, the first */
-                r = nested_consider(w, level, &names, first + i);
-    }
+    for (uint32_t position = INDEX_ROOT + 1; r == 0 && position < entries; position++)
+        r = nested_consider(w, level, &names, position);
     map_free(&names);
     return r;
 }
