@@ -709,28 +709,6 @@ static int member_take_attribute(void *ctx, const char *name, const void *value,
     return pax_xattrs_add(&p->xattrs, name, strlen(name), value, len);
 }
 
-static int member_take_pieces(struct pour *p, struct archive_entry *entry, struct node *m)
-{
-    la_int64_t offset, length;
-    p->pieces.count = 0;
-    archive_entry_sparse_reset(entry);
-    while (archive_entry_sparse_next(entry, &offset, &length) == ARCHIVE_OK) {
-        struct builder_piece *last =
-            p->pieces.count ? &p->pieces.at[p->pieces.count - 1] : NULL;
-        if (length == 0)
-            continue; /* GNU tar marks the file's size with an empty range */
-        if (last && last->offset + last->length == (uint64_t)offset)
-            last->length += (uint64_t)length;
-        else if (vector_push(&p->pieces, (struct builder_piece){.offset = (uint64_t)offset,
-                                                                .length = (uint64_t)length}) <
-                 0)
-            return -ENOMEM;
-    }
-    m->pieces = p->pieces.at;
-    m->piece_count = p->pieces.count;
-    return 0;
-}
-
 /* Asks the builder, and puts the header. */
 static int member_put_header(struct pour *p, const struct node *m, struct fault *fault)
 {
@@ -745,22 +723,22 @@ static int member_put_header(struct pour *p, const struct node *m, struct fault 
 }
 
 /* ".." is the builder's to refuse, and the root can only be a directory. */
-static int member_name(struct pour *p, const char *path, const struct node *b, bool is_folder,
+static int member_name(struct pour *p, const struct node *b, bool is_folder,
                        struct fault *fault)
 {
-    int r = member_clean(path, &p->path);
+    int r = member_clean(b->path, &p->path);
     if (r == 0 && p->path.count == 1 && !is_folder)
-        return fault_set(fault, -EINVAL, path, b->header_offset, "has no name");
+        return fault_set(fault, -EINVAL, b->path, b->header_offset, "has no name");
     return r;
 }
 
 /* Of struct tar_taker; the context is the struct pour. */
-static int pour_add(void *ctx, const char *path, const struct node *b, struct archive *a,
+static int pour_add(void *ctx, const struct node *b, struct archive *a,
                     struct archive_entry *entry, struct fault *fault)
 {
     struct pour *p = ctx;
     bool is_folder = S_ISDIR(b->mode);
-    int r = member_name(p, path, b, is_folder, fault);
+    int r = member_name(p, b, is_folder, fault);
     if (r == 0 && b->is_hardlink)
         r = member_clean(b->link, &p->target);
     if (r < 0 || member_is_excluded(p, is_folder))
@@ -783,8 +761,6 @@ static int pour_add(void *ctx, const char *path, const struct node *b, struct ar
     pax_xattrs_sort(&p->xattrs);
     m.xattrs = p->xattrs.at;
     m.xattr_count = p->xattrs.count;
-    if (r == 0 && m.has_pieces)
-        r = member_take_pieces(p, entry, &m);
     if (r == 0)
         r = member_put_header(p, &m, fault);
     pax_xattrs_free(&p->xattrs);
@@ -796,7 +772,6 @@ static int pour_add(void *ctx, const char *path, const struct node *b, struct ar
 void pour_free(struct pour *p)
 {
     pax_xattrs_free(&p->xattrs);
-    vector_free(&p->pieces);
     vector_free(&p->path);
     vector_free(&p->target);
     vector_free(&p->spellings);
@@ -1038,7 +1013,8 @@ static int container_add(struct container *c, struct archive_entry *entry, const
                          const char *target, struct fault *fault)
 {
     uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
-    struct node m = {.header_offset = offset,
+    struct node m = {.path = path,
+                     .header_offset = offset,
                      .is_hardlink = target,
                      .link = target,
                      .link_len = target ? strlen(target) : 0};
@@ -1054,7 +1030,7 @@ static int container_add(struct container *c, struct archive_entry *entry, const
                              "has no size that is known before its end");
         m.size_bytes = (uint64_t)archive_entry_size(entry);
     }
-    return pour_add(c->p, path, &m, c->archive, entry, fault);
+    return pour_add(c->p, &m, c->archive, entry, fault);
 }
 
 /* Leaves the member out, if `r` allows that. */

@@ -62,7 +62,6 @@ struct pour {
     struct map alike; /* paths that differ from an earlier one by normalization alone */
     char *first_alike[2];
     pax_xattrs xattrs;
-    VECTOR(struct builder_piece) pieces;
 };
 
 void pour_free(struct pour *p);

@@ -884,7 +884,7 @@ static int tar_walk_read_fault(struct walk *w, int status)
 /* ---- data ---- */
 
 /* Finds where the member's data lies in the tar, and how much there is: w->pieces. */
-static int tar_walk_find_pieces(struct walk *w, const struct node *member, uint64_t *ret_stored)
+static int tar_walk_find_pieces(struct walk *w, struct node *member, uint64_t *ret_stored)
 {
     struct builder_piece piece = {.length = member->size_bytes,
                                   .source_offset = member->data_offset,
@@ -899,10 +899,16 @@ static int tar_walk_find_pieces(struct walk *w, const struct node *member, uint6
     while (r == 0 && archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
         piece.offset = (uint64_t)offset;
         piece.length = (uint64_t)length;
-        if (length > 0) /* GNU tar marks the file's size with an empty range */
+        struct builder_piece *last =
+            w->pieces.count ? &w->pieces.at[w->pieces.count - 1] : NULL;
+        if (last && last->offset + last->length == piece.offset)
+            last->length += piece.length;
+        else if (length > 0) /* GNU tar marks the file's size with an empty range */
             r = vector_push(&w->pieces, piece);
         piece.source_offset += piece.length;
     }
+    member->pieces = w->pieces.at;
+    member->piece_count = w->pieces.count;
     *ret_stored = piece.source_offset - member->data_offset; /* no overlaps: below 2^63 */
     return r;
 }
@@ -947,15 +953,16 @@ static int tar_walk_take_attribute(void *ctx, const char *name, const void *valu
     return builder_add_xattr(w->builder, w->inode, name, strlen(name), value, len);
 }
 
-static int tar_walk_add_named(struct walk *w, const char *path, struct node *member)
+static int tar_walk_add_named(struct walk *w, struct node *member)
 {
     if (w->taker)
-        return w->taker->add(w->taker->ctx, path, member, w->archive, w->entry, w->fault);
+        return w->taker->add(w->taker->ctx, member, w->archive, w->entry, w->fault);
     if (w->framed && S_ISREG(member->mode) && w->pieces.count > 0)
         member->has_pieces = true;
     else if (w->framed)
         member->data_offset = 0; /* an offset in the tar is not one in the file */
-    int r = builder_add(w->builder, path, strlen(path), member, w->fault, &w->inode);
+    int r =
+        builder_add(w->builder, member->path, member->path_len, member, w->fault, &w->inode);
     if (r == 0 && member->has_pieces)
         r = tar_walk_set_pieces(w);
     if (r == 0)
@@ -967,18 +974,18 @@ static int tar_walk_add_named(struct walk *w, const char *path, struct node *mem
  * Adds a hard link. If it carries data (pax allows that), the data equals its target's and is
  * needed only when the target is not in the archive.
  */
-static int tar_walk_add_link(struct walk *w, const char *path, const char *target,
-                             struct node *member)
+static int tar_walk_add_link(struct walk *w, const char *target, struct node *member)
 {
     struct node link = *member;
     link.is_hardlink = true;
     link.link = target;
     link.link_len = strlen(target);
-    int r = w->taker ? w->taker->add(w->taker->ctx, path, &link, w->archive, w->entry, w->fault)
-                     : builder_add(w->builder, path, strlen(path), &link, w->fault, &w->inode);
+    int r = w->taker
+                ? w->taker->add(w->taker->ctx, &link, w->archive, w->entry, w->fault)
+                : builder_add(w->builder, link.path, link.path_len, &link, w->fault, &w->inode);
     if (r == -ENOENT && member->size_bytes > 0) {
         *w->fault = (struct fault){0};
-        return tar_walk_add_named(w, path, member);
+        return tar_walk_add_named(w, member);
     }
     return r;
 }
@@ -1255,16 +1262,16 @@ static int tar_walk_add_other(struct walk *w, const struct node *member)
     return tar_walk_member_fault(w, -ENOTBLK, "is of a type that no directory has");
 }
 
-static int tar_walk_add_by_type(struct walk *w, const char *path, struct node *member)
+static int tar_walk_add_by_type(struct walk *w, struct node *member)
 {
     const char *target = archive_entry_hardlink(w->entry);
     if (target)
-        return tar_walk_add_link(w, path, target, member);
+        return tar_walk_add_link(w, target, member);
     int r = tar_describe_type(w->entry, member);
     if (r == -ENOTSUP)
         return tar_walk_add_other(w, member);
     return r < 0 ? tar_walk_member_fault(w, r, "is a symbolic link without a target")
-                 : tar_walk_add_named(w, path, member);
+                 : tar_walk_add_named(w, member);
 }
 
 static int tar_walk_restore_minus(struct walk *w, struct node *member)
@@ -1314,6 +1321,8 @@ static int tar_walk_read_member(struct walk *w)
     const char *path = archive_entry_pathname(w->entry);
     snprintf(w->last, sizeof(w->last), "%s", path ? path : "");
     struct node member = {
+        .path = path,
+        .path_len = path ? strlen(path) : 0,
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
         .data_offset = tar_walk_at(w),
         .header_offset = tar_walk_header_at(w),
@@ -1346,7 +1355,7 @@ static int tar_walk_read_member(struct walk *w)
     if (w->is_odd)
         return fault_set(w->fault, -EILSEQ, w->last, member.header_offset,
                          "has headers that can't be read (%s)", tar_complaint(w->archive));
-    return tar_walk_add_by_type(w, path, &member);
+    return tar_walk_add_by_type(w, &member);
 }
 
 static int tar_walk_leave_out(const struct walk *w, const struct fault *why)

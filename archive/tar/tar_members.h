@@ -37,8 +37,11 @@ struct tar_stream {
 
 /* Gets the members. An error that builder_may_leave_out leaves the member out. */
 struct tar_taker {
-    /* The data can be read from `a`, and need not be. The target of a hard link is raw. */
-    int (*add)(void *ctx, const char *path, const struct node *member, struct archive *a,
+    /*
+     * The data can be read from `a`, and need not be. Path and target of a hard link are raw,
+     * and the attributes are still in the entry.
+     */
+    int (*add)(void *ctx, const struct node *member, struct archive *a,
                struct archive_entry *entry, struct fault *fault);
     int (*leave_out)(void *ctx, const struct fault *why);
     void *ctx;
