@@ -25,11 +25,11 @@
 #include "cleanup.h"
 #include "path.h"
 #include "fileset_private.h"
+#include "selection.h"
 #include "source_concat.h"
 #include "source_folder.h"
 #include "source_ops.h"
 #include "vector.h"
-#include "volumes.h"
 
 #define PLAIN_FILES_MAX 100000u /* and as many folders */
 #define LINK_TARGET_MAX 4095u
@@ -184,34 +184,10 @@ static int plain_add(struct plain *plain, int folder, const char *above, const c
     return r;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-static int plain_names(int folder, volume_paths *names)
-{
-    auto_closedir DIR *dir = path_list(folder);
-    if (!dir)
-        return -errno;
-    for (const struct dirent *e; (errno = 0, e = readdir(dir));) {
-        if (path_is_dots(e->d_name))
-            continue;
-        char *name = strdup(e->d_name);
-        if (!name || vector_push(names, name) < 0) {
-            free(name);
-            return -ENOMEM;
-        }
-        if (names->count > 2 * PLAIN_FILES_MAX)
-            return -E2BIG;
-    }
-    return -errno;
-}
-
 /* Add what is in an entry that is a folder. */
 static int plain_list_folder(struct plain *plain, size_t i)
 {
-    volume_paths names = {0};
+    struct listing names = {0};
     auto_close int folder = path_open_below(plain->fd, plain->entries.at[i].path,
                                             O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
     const char *above = plain->entries.at[i].path; /* its text does not move */
@@ -220,17 +196,15 @@ static int plain_list_folder(struct plain *plain, size_t i)
     if (r == 0 && st.st_dev != plain->entries.at[i].st.st_dev) /* mounted since, or by this */
         return plain_leave_out(plain, above, 0, ELSEWHERE);
     if (r == 0)
-        r = plain_names(folder, &names);
-    if (r == 0 && names.count > 0)
-        qsort(names.at, names.count, sizeof(*names.at), by_name);
+        r = listing_read(folder, 2 * PLAIN_FILES_MAX, &names);
     for (size_t k = 0; r == 0 && k < names.count; k++) {
-        r = plain_add(plain, folder, above, names.at[k]);
+        r = plain_add(plain, folder, above, names.at[k].name);
         if (r < 0) {
-            volumes_free(&names);
+            listing_free(&names);
             return r;
         }
     }
-    volumes_free(&names);
+    listing_free(&names);
     if (r == 0 || r == -ENOMEM || r == -E2BIG || i == 0)
         return r;
     return plain_leave_out(plain, above, r, "can't be listed");

@@ -378,7 +378,7 @@ static int count_folder(struct count *c, const struct count_folder_ref *ref)
     if (r == 0 && c->run->selection.dereference)
         r = count_check_loop(c->fds[ref->source], below, fd);
     if (r == 0)
-        r = listing_read(fd, &listing);
+        r = listing_read(fd, SIZE_MAX, &listing);
     if (r < 0 && c->survey && r != -ENOMEM) {
         count_problem(c, r, path, "");
         r = 0;

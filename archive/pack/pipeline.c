@@ -883,14 +883,14 @@ static int gather_listing(const struct gather_from *from, struct gathered *g)
 {
     const struct name_list *names = from->selection->names;
     if (!gather_is_listed(from))
-        return listing_read(g->fd, &g->listing);
+        return listing_read(g->fd, SIZE_MAX, &g->listing);
     int r = name_list_children(names, from->number, g->member.path_len, &g->listing);
     if (r == 1)
-        return listing_read(g->fd, &g->listing);
+        return listing_read(g->fd, SIZE_MAX, &g->listing);
     if (r < 0 || g->listing.count || g->member.path_len == 0)
         return r;
     struct listing all;
-    r = listing_read(g->fd, &all);
+    r = listing_read(g->fd, SIZE_MAX, &all);
     if (r == 0 && all.count)
         r = gather_fault(&g->note, g->path, -EINVAL,
                          "packed without what is in it: it is listed without a slash at its "

@@ -63,7 +63,7 @@ static void listing_sort(struct listing *l)
         qsort(l->at, l->count, sizeof(*l->at), listing_compare);
 }
 
-int listing_read(int fd, struct listing *listing)
+int listing_read(int fd, size_t most, struct listing *listing)
 {
     *listing = (struct listing){0};
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -78,8 +78,9 @@ int listing_read(int fd, struct listing *listing)
     int r = 0;
     while (r == 0 && (errno = 0, d = readdir(dir)))
         if (!path_is_dots(d->d_name))
-            r = listing_append(listing, d->d_name, strlen(d->d_name), d->d_type,
-                               FOLDER_NAME_ALL);
+            r = listing->count >= most ? -E2BIG
+                                       : listing_append(listing, d->d_name, strlen(d->d_name),
+                                                        d->d_type, FOLDER_NAME_ALL);
     if (r == 0)
         r = -errno;
     closedir(dir);

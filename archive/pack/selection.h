@@ -41,10 +41,11 @@ struct listing {
 };
 
 /*
- * Reads all names through a descriptor of the directory. Errors of readdir(3); names read
- * before an error are in the listing all the same, so free it in any case.
+ * Reads all names through a descriptor of the directory. Errors of readdir(3), -E2BIG for more
+ * than `most`; names read before an error are in the listing all the same, so free it in any
+ * case.
  */
-int listing_read(int fd, struct listing *listing);
+int listing_read(int fd, size_t most, struct listing *listing);
 /* The same of a directory in an archive, whose index has them sorted. */
 int listing_read_index(const struct index *index, uint32_t position, struct listing *listing);
 void listing_free(struct listing *listing); /* may be used again */

@@ -248,7 +248,10 @@ static void fill_listing(struct listing *listing, size_t count)
         if (i % 10 == 0)
             ck_assert(unlinkat(fd, name, 0) == 0 && mkdirat(fd, name, 0700) == 0);
     }
-    ck_assert_int_eq(listing_read(fd, listing), 0);
+    ck_assert_int_eq(listing_read(fd, count - 1, listing), -E2BIG);
+    listing_free(listing);
+    ck_assert_int_eq(lseek(fd, 0, SEEK_SET), 0);
+    ck_assert_int_eq(listing_read(fd, count, listing), 0);
     for (size_t i = 0; i < count; i++) {
         snprintf(name, sizeof(name), "f%03zu", i);
         ck_assert_int_eq(unlinkat(fd, name, i % 10 ? 0 : AT_REMOVEDIR), 0);
