@@ -67,67 +67,67 @@ struct pour_unpacker {
 };
 
 /* The next bytes of the input, counted in progress->bytes_done. 0: its end; or -errno. */
-static ssize_t pour_read_input(int fd, struct progress *progress, void *bytes, size_t len)
+static ssize_t pour_read_input(struct pour *p, void *bytes, size_t len)
 {
     ssize_t n;
     do {
-        n = read(fd, bytes, len);
+        n = read(p->fd, bytes, len);
     } while (n < 0 && errno == EINTR);
     if (n < 0)
         return -errno;
-    progress->bytes_done += (uint64_t)n;
+    p->progress->bytes_done += (uint64_t)n;
     return n;
 }
 
-static int stream_read_some(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+static int stream_read_some(struct pour *p, uint8_t *bytes, size_t len, size_t *ret_len)
 {
-    ssize_t n = pour_read_input(s->fd, s->progress, bytes, len);
+    ssize_t n = pour_read_input(p, bytes, len);
     if (n < 0)
-        return fault_set_read(s->fault, (int)n, NULL, s->progress->bytes_done);
+        return fault_set_read(p->fault, (int)n, NULL, p->progress->bytes_done);
     *ret_len = (size_t)n;
     return 0;
 }
 
 /* Reads until `len` bytes are there, or the input ends. */
-static int stream_read_full(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+static int stream_read_full(struct pour *p, uint8_t *bytes, size_t len, size_t *ret_len)
 {
     size_t n = 1;
     int r = 0;
     *ret_len = 0;
     while (r == 0 && n > 0 && *ret_len < len) {
-        r = stream_read_some(s, bytes + *ret_len, len - *ret_len, &n);
+        r = stream_read_some(p, bytes + *ret_len, len - *ret_len, &n);
         *ret_len += r == 0 ? n : 0;
     }
     return r;
 }
 
-static int stream_damaged(struct pour_stream *s, const char *how)
+static int stream_damaged(struct pour *p, const char *how)
 {
-    return fault_set(s->fault, -EUCLEAN, NULL, s->unpacker->packed_bytes - s->unpacker->len,
-                     "damaged %s data: %s", s->compression, how);
+    return fault_set(p->fault, -EUCLEAN, NULL, p->unpacker->packed_bytes - p->unpacker->len,
+                     "damaged %s data: %s", p->compression, how);
 }
 
 /* ---- packed bytes ---- */
 
 /* Gets more packed bytes if none are left; none then: the end. */
-static int stream_fill(struct pour_stream *s)
+static int stream_fill(struct pour *p)
 {
-    struct pour_unpacker *u = s->unpacker;
+    struct pour_unpacker *u = p->unpacker;
     if (u->len)
         return 0;
     u->at = 0;
-    int r = stream_read_some(s, u->packed, READ_BYTES, &u->len);
+    int r = stream_read_some(p, u->packed, READ_BYTES, &u->len);
     u->packed_bytes += u->len;
     return r;
 }
 
 static ssize_t stream_feed_filter(struct archive *a, void *ctx, const void **ret_bytes)
 {
-    struct pour_stream *s = ctx;
-    struct pour_unpacker *u = s->unpacker;
-    s->error = stream_fill(s);
-    if (s->error < 0) {
-        archive_set_error(a, -s->error, "read error");
+    struct pour *p = ctx;
+    struct pour_unpacker *u = p->unpacker;
+    p->error = stream_fill(p);
+    if (p->error < 0) {
+        archive_set_error(a, -p->error, "read error");
         return ARCHIVE_FATAL;
     }
     size_t len = u->len;
@@ -138,76 +138,76 @@ static ssize_t stream_feed_filter(struct archive *a, void *ctx, const void **ret
 
 /* ---- libarchive's filters ---- */
 
-static int stream_complain(struct pour_stream *s)
+static int stream_complain(struct pour *p)
 {
-    if (s->error < 0)
-        return s->error;
-    if (archive_errno(s->unpacker->archive) == ENOMEM)
+    if (p->error < 0)
+        return p->error;
+    if (archive_errno(p->unpacker->archive) == ENOMEM)
         return -ENOMEM;
-    return stream_damaged(s, tar_complaint(s->unpacker->archive));
+    return stream_damaged(p, tar_complaint(p->unpacker->archive));
 }
 
-static int stream_open_filter(struct pour_stream *s)
+static int stream_open_filter(struct pour *p)
 {
-    struct pour_unpacker *u = s->unpacker;
+    struct pour_unpacker *u = p->unpacker;
     struct archive_entry *entry;
     u->archive = archive_read_new();
     if (!u->archive)
         return -ENOMEM;
-    int r = tar_enable_filter(u->archive, s->compression, s->fault);
+    int r = tar_enable_filter(u->archive, p->compression, p->fault);
     if (r < 0)
         return r;
     archive_read_set_read_callback(u->archive, stream_feed_filter);
-    archive_read_set_callback_data(u->archive, s);
+    archive_read_set_callback_data(u->archive, p);
     if (archive_read_open1(u->archive) != ARCHIVE_OK)
-        return stream_complain(s);
-    r = tar_check_filter(u->archive, s->compression, s->fault);
+        return stream_complain(p);
+    r = tar_check_filter(u->archive, p->compression, p->fault);
     if (r < 0)
         return r;
     int status = archive_read_next_header(u->archive, &entry);
-    s->is_at_end = status == ARCHIVE_EOF; /* data of nothing */
-    return status == ARCHIVE_OK || s->is_at_end ? 0 : stream_complain(s);
+    p->is_at_end = status == ARCHIVE_EOF; /* data of nothing */
+    return status == ARCHIVE_OK || p->is_at_end ? 0 : stream_complain(p);
 }
 
-static int stream_unfilter(struct pour_stream *s, struct pour_block *b)
+static int stream_unfilter(struct pour *p, struct pour_block *b)
 {
     la_ssize_t n =
-        s->is_at_end ? 0 : archive_read_data(s->unpacker->archive, b->bytes, READ_BYTES);
+        p->is_at_end ? 0 : archive_read_data(p->unpacker->archive, b->bytes, READ_BYTES);
     if (n < 0)
-        return stream_complain(s);
+        return stream_complain(p);
     b->len = (size_t)n;
     return 0;
 }
 
 /* ---- zstd ---- */
 
-static int stream_open_zstd(struct pour_stream *s)
+static int stream_open_zstd(struct pour *p)
 {
-    s->unpacker->zstd = tar_zstd_new();
-    return s->unpacker->zstd ? 0 : -ENOMEM;
+    p->unpacker->zstd = tar_zstd_new();
+    return p->unpacker->zstd ? 0 : -ENOMEM;
 }
 
-static int stream_unzstd(struct pour_stream *s, struct pour_block *b)
+static int stream_unzstd(struct pour *p, struct pour_block *b)
 {
-    struct pour_unpacker *u = s->unpacker;
+    struct pour_unpacker *u = p->unpacker;
     ZSTD_outBuffer out = {b->bytes, READ_BYTES, 0};
     while (out.pos < out.size) {
-        int r = stream_fill(s);
+        int r = stream_fill(p);
         if (r < 0)
             return r;
         ZSTD_inBuffer in = {u->packed + u->at, u->len, 0};
         size_t before = out.pos, left = ZSTD_decompressStream(u->zstd, &out, &in);
         if (ZSTD_isError(left))
-            return tar_zstd_fault(left, u->packed_bytes - u->len, s->fault);
+            return tar_zstd_fault(left, u->packed_bytes - u->len, p->fault);
         if (u->len == 0 && out.pos == before) { /* the end of the input */
             if (!u->is_between)
-                return stream_damaged(s, "it ends too early");
+                return stream_damaged(p, "it ends too early");
             break;
         }
         u->at += in.pos;
         u->len -= in.pos;
         u->is_between = left == 0;
-        s->progress->beats++;
+        p->progress->beats++;
     }
     b->len = out.pos;
     return 0;
@@ -216,10 +216,10 @@ static int stream_unzstd(struct pour_stream *s, struct pour_block *b)
 /* ---- gzip ---- */
 
 #ifdef HAVE_ZLIB
-static int stream_open_gzip(struct pour_stream *s)
+static int stream_open_gzip(struct pour *p)
 {
-    s->unpacker->is_gzip = true;
-    return inflateInit2(&s->unpacker->gzip, 16 + MAX_WBITS) == Z_OK ? 0 : -ENOMEM;
+    p->unpacker->is_gzip = true;
+    return inflateInit2(&p->unpacker->gzip, 16 + MAX_WBITS) == Z_OK ? 0 : -ENOMEM;
 }
 
 static void stream_close_gzip(struct pour_unpacker *u)
@@ -229,31 +229,31 @@ static void stream_close_gzip(struct pour_unpacker *u)
 }
 
 /* Behind a gzip member another one may begin. Anything else is ignored, as gzip does. */
-static int stream_next_member(struct pour_stream *s)
+static int stream_next_member(struct pour *p)
 {
-    struct pour_unpacker *u = s->unpacker;
+    struct pour_unpacker *u = p->unpacker;
     u->is_between = false;
     if (u->packed[u->at] != 0x1f) {
-        s->is_at_end = true;
+        p->is_at_end = true;
         return 0;
     }
     return inflateReset(&u->gzip) == Z_OK ? 0 : -ENOMEM;
 }
 
-static int stream_inflate(struct pour_stream *s, struct pour_block *b)
+static int stream_inflate(struct pour *p, struct pour_block *b)
 {
-    struct pour_unpacker *u = s->unpacker;
+    struct pour_unpacker *u = p->unpacker;
     int r = 0;
-    while (r == 0 && b->len < READ_BYTES && !s->is_at_end) {
-        r = stream_fill(s);
+    while (r == 0 && b->len < READ_BYTES && !p->is_at_end) {
+        r = stream_fill(p);
         if (r == 0 && u->len == 0) {
             if (!u->is_between)
-                return stream_damaged(s, "it ends too early");
+                return stream_damaged(p, "it ends too early");
             return 0;
         }
         if (r == 0 && u->is_between)
-            r = stream_next_member(s);
-        if (r < 0 || s->is_at_end)
+            r = stream_next_member(p);
+        if (r < 0 || p->is_at_end)
             break;
         u->gzip.next_in = u->packed + u->at;
         u->gzip.avail_in = (uInt)u->len;
@@ -264,18 +264,18 @@ static int stream_inflate(struct pour_stream *s, struct pour_block *b)
         u->len = u->gzip.avail_in;
         b->len = READ_BYTES - u->gzip.avail_out;
         u->is_between = status == Z_STREAM_END;
-        s->progress->beats++;
+        p->progress->beats++;
         if (status == Z_MEM_ERROR)
             return -ENOMEM;
         if (status != Z_OK && status != Z_STREAM_END)
-            return stream_damaged(s, u->gzip.msg ? u->gzip.msg : "it makes no sense");
+            return stream_damaged(p, u->gzip.msg ? u->gzip.msg : "it makes no sense");
     }
     return r;
 }
 #else
-static int stream_open_gzip(struct pour_stream *s)
+static int stream_open_gzip(struct pour *p)
 {
-    return fault_set_advised(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+    return fault_set_advised(p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                              "decompress it on the way: gzip -dc",
                              "is gzip data, and zlib was not built in");
 }
@@ -285,122 +285,121 @@ static void stream_close_gzip(struct pour_unpacker *u)
     (void)u;
 }
 
-static int stream_inflate(struct pour_stream *s, struct pour_block *b)
+static int stream_inflate(struct pour *p, struct pour_block *b)
 {
-    (void)s, (void)b;
+    (void)p, (void)b;
     return -ENOTSUP;
 }
 #endif
 
 /* ---- blocks ---- */
 
-static int stream_read_block(struct pour_stream *s, struct pour_block *b)
+static int stream_read_block(struct pour *p, struct pour_block *b)
 {
-    struct pour_unpacker *u = s->unpacker;
+    struct pour_unpacker *u = p->unpacker;
     b->len = 0;
     if (!b->bytes && !(b->bytes = malloc(READ_BYTES)))
         return -ENOMEM;
     if (u && u->is_gzip)
-        return stream_inflate(s, b);
+        return stream_inflate(p, b);
     if (u && u->zstd)
-        return stream_unzstd(s, b);
+        return stream_unzstd(p, b);
     if (u)
-        return stream_unfilter(s, b);
-    return stream_read_some(s, b->bytes, READ_BYTES, &b->len);
+        return stream_unfilter(p, b);
+    return stream_read_some(p, b->bytes, READ_BYTES, &b->len);
 }
 
-/* Gets the next block into s->blocks[s->last]. */
-static int stream_advance(struct pour_stream *s)
+/* Gets the next block into p->blocks[p->last]. */
+static int stream_advance(struct pour *p)
 {
-    if (s->error < 0)
-        return s->error;
-    if (s->is_waiting) {
-        s->is_waiting = false;
+    if (p->error < 0)
+        return p->error;
+    if (p->is_waiting) {
+        p->is_waiting = false;
     } else {
-        s->last = !s->last;
-        struct pour_block *b = &s->blocks[s->last];
+        p->last = !p->last;
+        struct pour_block *b = &p->blocks[p->last];
         b->len = 0;
-        if (!s->is_at_end)
-            s->error = stream_read_block(s, b);
-        if (s->error < 0)
+        if (!p->is_at_end)
+            p->error = stream_read_block(p, b);
+        if (p->error < 0)
             b->len = 0;
     }
-    s->given += s->blocks[s->last].len;
-    s->is_at_end |= s->blocks[s->last].len == 0;
-    return s->error;
+    p->given += p->blocks[p->last].len;
+    p->is_at_end |= p->blocks[p->last].len == 0;
+    return p->error;
 }
 
-/* For libarchive and struct tar_stream; the context is the stream. */
+/* For libarchive and struct tar_stream; the context is the struct pour. */
 static ssize_t pour_stream_next(struct archive *a, void *ctx, const void **ret_bytes)
 {
-    struct pour_stream *s = ctx;
-    int r = stream_advance(s);
+    struct pour *p = ctx;
+    int r = stream_advance(p);
     if (r < 0) {
         archive_set_error(a, -r, "read error");
         return ARCHIVE_FATAL;
     }
-    *ret_bytes = s->blocks[s->last].bytes;
-    return (ssize_t)s->blocks[s->last].len;
+    *ret_bytes = p->blocks[p->last].bytes;
+    return (ssize_t)p->blocks[p->last].len;
 }
 
 /*
  * Reads to the end, so that who writes the stream is not cut off, and so that sums at its end
  * are compared.
  */
-static int pour_stream_drain(struct pour_stream *s)
+static int pour_stream_drain(struct pour *p)
 {
-    int r = s->error;
-    while (r == 0 && !s->is_at_end)
-        r = stream_advance(s);
+    int r = p->error;
+    while (r == 0 && !p->is_at_end)
+        r = stream_advance(p);
     return r;
 }
 
 /* ---- the beginning ---- */
 
 /* Makes the first bytes the packed ones, and the first block their unpacked form. */
-static int stream_begin_unpacking(struct pour_stream *s)
+static int stream_begin_unpacking(struct pour *p)
 {
-    struct pour_block *b = &s->blocks[0];
-    struct pour_unpacker *u = s->unpacker = calloc(1, sizeof(*u));
+    struct pour_block *b = &p->blocks[0];
+    struct pour_unpacker *u = p->unpacker = calloc(1, sizeof(*u));
     if (!u)
         return -ENOMEM;
     u->packed = b->bytes;
     u->len = u->packed_bytes = b->len;
     *b = (struct pour_block){0};
-    int r = strcmp(s->compression, "gzip") == 0   ? stream_open_gzip(s)
-            : strcmp(s->compression, "zstd") == 0 ? stream_open_zstd(s)
-                                                  : stream_open_filter(s);
-    return r < 0 ? r : stream_read_block(s, b);
+    int r = strcmp(p->compression, "gzip") == 0   ? stream_open_gzip(p)
+            : strcmp(p->compression, "zstd") == 0 ? stream_open_zstd(p)
+                                                  : stream_open_filter(p);
+    return r < 0 ? r : stream_read_block(p, b);
 }
 
 /* Reads the first bytes, which *ret_head points to. Ends with pour_stream_close in any case. */
-static int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
-                            struct fault *fault, const uint8_t **ret_head, size_t *ret_len)
+static int pour_stream_open(struct pour *p, const uint8_t **ret_head, size_t *ret_len)
 {
-    *s = (struct pour_stream){.fd = fd, .progress = progress, .fault = fault};
-    struct pour_block *b = &s->blocks[0];
+    struct pour_block *b = &p->blocks[0];
     b->bytes = malloc(READ_BYTES);
-    int r = b->bytes ? stream_read_full(s, b->bytes, HEAD_LEAST, &b->len) : -ENOMEM;
-    if (r == 0 && tar_is_packed(NULL, b->bytes, b->len, &s->compression) == 1)
-        r = stream_begin_unpacking(s);
-    s->is_waiting = true;
+    int r = b->bytes ? stream_read_full(p, b->bytes, HEAD_LEAST, &b->len) : -ENOMEM;
+    if (r == 0 && tar_is_packed(NULL, b->bytes, b->len, &p->compression) == 1)
+        r = stream_begin_unpacking(p);
+    p->is_waiting = true;
     *ret_head = b->bytes;
     *ret_len = b->len;
     return r;
 }
 
-static void pour_stream_close(struct pour_stream *s)
+/* Before the index is made: a window may be large. */
+static void pour_stream_close(struct pour *p)
 {
-    if (s->unpacker) {
-        stream_close_gzip(s->unpacker);
-        ZSTD_freeDCtx(s->unpacker->zstd);
-        if (s->unpacker->archive)
-            archive_read_free(s->unpacker->archive);
-        free(s->unpacker->packed);
-        free(s->unpacker);
+    if (p->unpacker) {
+        stream_close_gzip(p->unpacker);
+        ZSTD_freeDCtx(p->unpacker->zstd);
+        if (p->unpacker->archive)
+            archive_read_free(p->unpacker->archive);
+        free(p->unpacker->packed);
+        free(p->unpacker);
     }
-    free(s->blocks[0].bytes);
-    free(s->blocks[1].bytes);
+    free(p->blocks[0].bytes);
+    free(p->blocks[1].bytes);
 }
 
 /*
@@ -732,7 +731,7 @@ static int member_name(struct pour *p, const struct node *b, bool is_folder,
     return r;
 }
 
-/* Of struct tar_taker; the context is the struct pour. */
+/* Of struct tar_stream; the context is the struct pour. */
 static int pour_add(void *ctx, const struct node *b, struct archive *a,
                     struct archive_entry *entry, struct fault *fault)
 {
@@ -803,7 +802,7 @@ struct links {
 
 struct container {
     struct pour *p;
-    struct pour_stream *stream; /* NULL: a file that can be sought */
+    bool is_file; /* which can be sought, and is read by libarchive itself */
     const struct pour_format *format;
     bool is_open; /* libarchive knows the format */
     struct archive *archive;
@@ -865,7 +864,7 @@ static bool pour_is_rar_volume(const uint8_t *head, size_t len)
 static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct container *c = ctx;
-    ssize_t n = pour_read_input(c->p->fd, c->p->progress, c->bytes, READ_BYTES);
+    ssize_t n = pour_read_input(c->p, c->bytes, READ_BYTES);
     if (n < 0) {
         c->error = (int)n;
         archive_set_error(a, (int)-n, "read error");
@@ -897,8 +896,7 @@ static la_int64_t file_skip(struct archive *a, void *ctx, la_int64_t bytes)
 static ssize_t container_read(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct container *c = ctx;
-    ssize_t n =
-        c->stream ? pour_stream_next(a, c->stream, ret_bytes) : file_read(a, c, ret_bytes);
+    ssize_t n = c->is_file ? file_read(a, c, ret_bytes) : pour_stream_next(a, c->p, ret_bytes);
     if (n > 0) {
         size_t len = min_u64((uint64_t)n, TAIL_BYTES);
         size_t kept = min_u64(c->tail_len, TAIL_BYTES - len);
@@ -915,7 +913,7 @@ static int container_open(struct container *c)
     if (c->format->enable(a) != ARCHIVE_OK)
         return fault_set(c->p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                          "is a %s archive, which this build does not read", c->format->name);
-    if (!c->stream) {
+    if (c->is_file) {
         c->bytes = malloc(READ_BYTES);
         if (!c->bytes)
             return -ENOMEM;
@@ -940,7 +938,7 @@ static int container_encrypted(struct container *c, const char *path)
 /* The offset in the input up to which libarchive has read. */
 static uint64_t container_offset(const struct container *c)
 {
-    off_t at = c->stream ? (off_t)c->stream->given : lseek(c->p->fd, 0, SEEK_CUR);
+    off_t at = c->is_file ? lseek(c->p->fd, 0, SEEK_CUR) : (off_t)c->p->given;
     return at < 0 ? FAULT_NO_OFFSET : (uint64_t)at;
 }
 
@@ -954,8 +952,8 @@ static int container_damaged(struct container *c, const char *last, const char *
 
 static int container_failed(struct container *c, const char *last)
 {
-    if (c->stream && c->stream->error < 0)
-        return c->stream->error;
+    if (!c->is_file && c->p->error < 0)
+        return c->p->error;
     if (c->error < 0)
         return fault_set_read(c->p->fault, c->error, last, container_offset(c));
     if (archive_errno(c->archive) == ENOMEM)
@@ -1188,16 +1186,14 @@ static int container_walk(struct container *c)
     return r < 0 ? r : pour_end_links(c);
 }
 
-static int pour_container(struct pour *p, struct pour_stream *stream,
-                          const struct pour_format *format)
+static int pour_container(struct pour *p, const struct pour_format *format)
 {
-    bool is_file = p->is_file && !stream->compression;
-    struct container c = {.p = p, .stream = is_file ? NULL : stream, .format = format};
-    if (format->seeks && !is_file)
+    struct container c = {.p = p, .is_file = p->is_file && !p->compression, .format = format};
+    if (format->seeks && !c.is_file)
         return fault_set_advised(
             p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "save it in a file and pack that",
             "is a %s archive, whose directory is at its end", format->name);
-    if (is_file && lseek(p->fd, 0, SEEK_SET) < 0)
+    if (c.is_file && lseek(p->fd, 0, SEEK_SET) < 0)
         return -errno;
     c.archive = archive_read_new();
     if (!c.archive)
@@ -1205,8 +1201,8 @@ static int pour_container(struct pour *p, struct pour_stream *stream,
     locale_t before = uselocale(p->locale ? p->locale : LC_GLOBAL_LOCALE);
     int r = container_open(&c);
     r = r == -EUCLEAN ? container_failed(&c, NULL) : r < 0 ? r : container_walk(&c);
-    if (r == 0 && c.stream)
-        r = pour_stream_drain(c.stream);
+    if (r == 0 && !c.is_file)
+        r = pour_stream_drain(p);
     uselocale(before);
     archive_read_free(c.archive);
     links_free(&c);
@@ -1232,19 +1228,16 @@ static void pour_prepare(void *arg)
         p->pool = NULL; /* the writer tries again, and reports it */
 }
 
-static int pour_tar(struct pour *p, struct pour_stream *s)
+static int pour_tar(struct pour *p)
 {
     const struct tar_stream stream = {
         .next = pour_stream_next,
-        .error = &s->error,
-        .ctx = s,
-    };
-    const struct tar_taker taker = {
+        .error = &p->error,
         .add = pour_add,
         .leave_out = pour_leave_out,
         .ctx = p,
     };
-    return tar_take_members(&stream, &taker, p->options->ignores_zeros, p->progress, p->fault);
+    return tar_take_members(&stream, p->options->ignores_zeros, p->progress, p->fault);
 }
 
 static const char *pour_kind_of(const uint8_t *head, size_t len)
@@ -1256,14 +1249,13 @@ static const char *pour_kind_of(const uint8_t *head, size_t len)
     return "nothing that can be packed from a stream";
 }
 
-static int pour_unknown(struct pour *p, const struct pour_stream *s, const uint8_t *head,
-                        size_t len)
+static int pour_unknown(struct pour *p, const uint8_t *head, size_t len)
 {
     if (p->progress->bytes_done == 0)
         fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                   "is empty: what was to write it wrote nothing");
-    else if (s->compression)
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data%s", s->compression,
+    else if (p->compression)
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data%s", p->compression,
                   len ? ", but of nothing that can be packed from a stream" : " of nothing");
     else
         fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s", pour_kind_of(head, len));
@@ -1271,7 +1263,7 @@ static int pour_unknown(struct pour *p, const struct pour_stream *s, const uint8
     return -ENOMSG;
 }
 
-static int pour_other(struct pour *p, struct pour_stream *s, const uint8_t *head, size_t len)
+static int pour_other(struct pour *p, const uint8_t *head, size_t len)
 {
     const struct pour_format *format = pour_find_format(head, len);
     if (pour_is_rar_volume(head, len))
@@ -1279,18 +1271,17 @@ static int pour_other(struct pour *p, struct pour_stream *s, const uint8_t *head
             p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
             "extract it (unrar x, 7z x), and pack the directory",
             "is one of several volumes of a RAR archive, which are not read together");
-    return format ? pour_container(p, s, format) : pour_unknown(p, s, head, len);
+    return format ? pour_container(p, format) : pour_unknown(p, head, len);
 }
 
 int pour_read(struct pour *p)
 {
-    struct pour_stream s;
     const uint8_t *head;
     size_t len;
-    int r = pour_stream_open(&s, p->fd, p->progress, p->fault, &head, &len);
+    int r = pour_stream_open(p, &head, &len);
     if (r == 0)
-        r = len && tar_probe_head(head, len) ? pour_tar(p, &s) : pour_other(p, &s, head, len);
-    pour_stream_close(&s);
+        r = len && tar_probe_head(head, len) ? pour_tar(p) : pour_other(p, head, len);
+    pour_stream_close(p);
     return r;
 }
 

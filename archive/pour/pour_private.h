@@ -17,24 +17,6 @@
 struct archive;
 struct archive_entry;
 
-/* The bytes that libarchive gets, block by block, as struct tar_stream wants them. */
-struct pour_stream {
-    int fd;
-    struct progress *progress;
-    struct fault *fault;
-    int error;               /* sticky */
-    const char *compression; /* NULL: none */
-    uint64_t given;          /* bytes that came out */
-    struct pour_unpacker *unpacker;
-    struct pour_block {
-        uint8_t *bytes;
-        size_t len;
-    } blocks[2];
-    int last;        /* the block that was read last */
-    bool is_waiting; /* it was read to recognize the format, and is to be given again */
-    bool is_at_end;
-};
-
 typedef VECTOR(char) pour_text;
 
 struct pour {
@@ -47,6 +29,18 @@ struct pour {
     struct writer *writer;
     struct progress *progress;
     struct fault *fault;
+    /* The bytes that libarchive gets, block by block, as struct tar_stream wants them. */
+    int error;               /* of them; sticky */
+    const char *compression; /* NULL: none */
+    uint64_t given;          /* bytes that came out */
+    struct pour_unpacker *unpacker;
+    struct pour_block {
+        uint8_t *bytes;
+        size_t len;
+    } blocks[2];
+    int last;        /* the block that was read last */
+    bool is_waiting; /* it was read to recognize the format, and is to be given again */
+    bool is_at_end;
     locale_t locale; /* of UTF-8; 0: this system has none */
     int report_fd;
     struct pack_result result;

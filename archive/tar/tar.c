@@ -764,8 +764,8 @@ struct walk {
     struct tar_block kept[2]; /* the stream's last block, behind the one before it */
     uint64_t given;           /* bytes of the stream so far */
     uint64_t again; /* offset from which bytes are given a second time; `given`: none are */
-    struct tar_framed *framed;     /* finds the stream's bytes in the file; or NULL */
-    const struct tar_taker *taker; /* who gets the members of a stream, not the builder */
+    struct tar_framed *framed;      /* finds the stream's bytes in the file; or NULL */
+    const struct tar_stream *taker; /* the stream, if it gets its members, not the builder */
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
@@ -1834,14 +1834,13 @@ static int tar_walk_stream(struct walk *w)
     return r;
 }
 
-int tar_take_members(const struct tar_stream *stream, const struct tar_taker *taker,
-                     bool ignores_zeros, struct progress *progress, struct fault *fault)
+int tar_take_members(const struct tar_stream *stream, bool ignores_zeros,
+                     struct progress *progress, struct fault *fault)
 {
     auto_free struct walk *w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
-    w->stream = stream;
-    w->taker = taker;
+    w->stream = w->taker = stream;
     w->ignores_zeros = ignores_zeros;
     w->size_bytes = UINT64_MAX;
     w->progress = progress;

@@ -740,7 +740,7 @@ static ssize_t frames_feed(struct archive *a, void *ctx, const void **ret_bytes)
 
 struct tar_stream tar_framed_stream(struct tar_framed *f)
 {
-    return (struct tar_stream){frames_feed, &f->err, f};
+    return (struct tar_stream){.next = frames_feed, .error = &f->err, .ctx = f};
 }
 
 int tar_framed_set_pieces(struct tar_framed *f, uint32_t inode,

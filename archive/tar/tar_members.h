@@ -32,14 +32,10 @@ struct tar_oddities {
 struct tar_stream {
     ssize_t (*next)(struct archive *a, void *ctx, const void **ret_bytes);
     const int *error; /* -errno of `next`, whose fault is set; or 0 */
-    void *ctx;
-};
-
-/* Gets the members. An error that builder_may_leave_out leaves the member out. */
-struct tar_taker {
     /*
-     * The data can be read from `a`, and need not be. Path and target of a hard link are raw,
-     * and the attributes are still in the entry.
+     * Gets the members; NULL: the builder does. An error that builder_may_leave_out leaves the
+     * member out. The data can be read from `a`, and need not be. Path and target of a hard
+     * link are raw, and the attributes are still in the entry.
      */
     int (*add)(void *ctx, const struct node *member, struct archive *a,
                struct archive_entry *entry, struct fault *fault);
@@ -52,8 +48,8 @@ struct tar_taker {
  * `ignores_zeros`: also the members behind end-of-archive marks, which are left out else.
  * -EUCLEAN: damaged, or cut off; errors of the stream and the taker.
  */
-int tar_take_members(const struct tar_stream *stream, const struct tar_taker *taker,
-                     bool ignores_zeros, struct progress *progress, struct fault *fault);
+int tar_take_members(const struct tar_stream *stream, bool ignores_zeros,
+                     struct progress *progress, struct fault *fault);
 
 /*
  * Are these the first bytes of a tar? `head_len` is 64 KB, or the whole file's length if that
