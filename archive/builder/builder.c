@@ -1131,7 +1131,12 @@ int builder_add_in(struct builder *b, uint32_t directory, const char *name, size
 {
     if (b->is_written || directory >= b->inodes.count || !is_directory_inode(b, directory))
         return -EINVAL;
-    const struct place place = {name, len, FAULT_NO_OFFSET, fault, .uid = 0};
+    const bool has_path = member && member->path_len;
+    const struct place place = {.path = has_path ? member->path : name,
+                                .len = has_path ? member->path_len : len,
+                                .header_offset =
+                                    member ? member->header_offset : FAULT_NO_OFFSET,
+                                .fault = fault};
     struct spot spot = {
         .dir = (uint32_t)(b->inodes.at[directory].size >> 32), .name = name, .len = len};
     struct builder_inode new;
@@ -1163,18 +1168,6 @@ int builder_has(struct builder *b, const char *path, size_t len)
     struct spot spot;
     int r = builder_locate(b, &place, false, &spot);
     return r == -ENOENT ? 0 : r < 0 ? r : spot.len == 0 || spot.found;
-}
-
-int builder_link_inode(struct builder *b, const char *path, size_t len, uint32_t inode,
-                       uint64_t header_offset, struct fault *fault)
-{
-    struct place place = {path, len, header_offset, fault, .uid = 0};
-    if (b->is_written || inode >= b->inodes.count)
-        return -EINVAL;
-    if (is_directory_inode(b, inode))
-        return builder_refuse(&place, -EPERM, "is a hard link to a directory");
-    int r = link_add(b, &place, inode);
-    return r == -ENOMEM ? member_no_memory(b, fault) : r;
 }
 
 /*
@@ -1941,9 +1934,4 @@ void builder_free(struct builder *b)
 void builder_set_archive_size(struct builder *b, uint64_t archive_bytes)
 {
     b->archive_bytes = archive_bytes;
-}
-
-uint32_t builder_entries(const struct builder *b)
-{
-    return (uint32_t)b->names.count;
 }

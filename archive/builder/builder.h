@@ -80,7 +80,7 @@ int builder_add(struct builder *builder, const char *path, size_t len,
  * followed; `member` is no hard link, or NULL: another name for *inode, which is no directory.
  * Returns 1 if there is nothing to add: a directory has the name already, which is then *inode
  * and keeps its attributes, or *inode itself has. -EEXIST: something else has it. Other errors
- * as builder_add.
+ * as builder_add; their faults have the member's own path, if it has one.
  */
 int builder_add_in(struct builder *builder, uint32_t directory, const char *name, size_t len,
                    const struct node *member, struct fault *fault, uint32_t *inode);
@@ -105,10 +105,6 @@ int builder_leave_out(struct builder *builder, const struct fault *why);
  * -ENOMEM, -EUCLEAN.
  */
 int builder_leave_out_as(struct builder *builder, const struct index *index);
-
-/* Add a name for an inode returned by an earlier call (formats with inode numbers). */
-int builder_link_inode(struct builder *builder, const char *path, size_t len, uint32_t inode,
-                       uint64_t header_offset, struct fault *fault);
 
 /*
  * Add an extended attribute. The name includes its namespace ("user.x"). An empty value is
@@ -154,8 +150,6 @@ int builder_set_pieces(struct builder *builder, uint32_t inode,
  * by checksum_mixed, and not all inodes need one.
  */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
-
-uint32_t builder_entries(const struct builder *builder);
 
 /* The header's description of the archive; see struct index_info. */
 struct builder_header {

@@ -46,6 +46,7 @@ struct super {
 struct level {
     sqfs_dir dir;
     uint64_t inode_offset; /* of its inode, for messages */
+    uint32_t inode;        /* its number in the builder */
     size_t path_len;       /* of its path */
 };
 
@@ -447,6 +448,8 @@ static int squashfs_read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *ino
         .gid = w->ids[inode->base.guid],
         .mtime_sec = inode->base.mtime,
         .header_offset = offset,
+        .path = w->path,
+        .path_len = w->path_len,
     };
     return 0;
 }
@@ -472,6 +475,20 @@ static int squashfs_read_type(struct walk *w, sqfs_inode *inode, char *target,
     }
 }
 
+/* Adds the entry at w->path. `member` NULL: another name of *inode. */
+static int squashfs_add_named(struct walk *w, const struct node *member, uint32_t *inode)
+{
+    if (w->levels.count == 0) /* the root */
+        return builder_add(w->builder, "", 0, member, w->fault, inode);
+    const struct level *level = &w->levels.at[w->levels.count - 1];
+    size_t start = level->path_len + (level->path_len > 0);
+    int r = builder_add_in(w->builder, level->inode, w->path + start, w->path_len - start,
+                           member, w->fault, inode);
+    return r == 1 || r == -EEXIST ? fault_set(w->fault, -EUCLEAN, w->path, level->inode_offset,
+                                              "occurs twice in its directory")
+                                  : r;
+}
+
 /* Adds the inode at w->path. */
 static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct node *member,
                               uint32_t *ret_number)
@@ -479,7 +496,7 @@ static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct node *me
     char target[INDEX_SYMLINK_MAX + 1];
     int r = squashfs_read_type(w, inode, target, sizeof(target), member);
     if (r == 0)
-        r = builder_add(w->builder, w->path, w->path_len, member, w->fault, ret_number);
+        r = squashfs_add_named(w, member, ret_number);
     if (r == 0 && S_ISREG(member->mode))
         r = squashfs_add_data(w, inode, *ret_number);
     if (r == 0)
@@ -488,7 +505,7 @@ static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct node *me
 }
 
 static int squashfs_enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
-                                    uint64_t inode_offset)
+                                    uint64_t inode_offset, uint32_t number)
 {
     int r = map_put(&w->directories, map_key_of(id), 0);
     if (r == -EEXIST)
@@ -499,6 +516,7 @@ static int squashfs_enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode
     struct level *level = &w->levels.at[w->levels.count];
     level->path_len = w->path_len;
     level->inode_offset = inode_offset;
+    level->inode = number;
     /* The size is three more than the entries': 3 means empty. */
     if (inode->xtra.dir.dir_size <= 3)
         inode->xtra.dir.dir_size = 3;
@@ -563,9 +581,10 @@ static int squashfs_add_entry(struct walk *w, sqfs_inode_id id, int type)
     uint32_t number;
     bool is_directory = type == SQUASHFS_DIR_TYPE;
     w->progress->members++;
-    if (!is_directory && map_get(&w->links, map_key_of(id), &known) == 0)
-        return builder_link_inode(w->builder, w->path, w->path_len, (uint32_t)known,
-                                  w->super.inode_table + (id >> 16), w->fault);
+    if (!is_directory && map_get(&w->links, map_key_of(id), &known) == 0) {
+        number = (uint32_t)known;
+        return squashfs_add_named(w, NULL, &number);
+    }
     sqfs_inode inode;
     struct node member;
     int r = squashfs_read_inode(w, id, &inode, &member);
@@ -576,22 +595,9 @@ static int squashfs_add_entry(struct walk *w, sqfs_inode_id id, int type)
                          "is of one type in its directory and of another in its inode");
     r = squashfs_add_inode(w, &inode, &member, &number);
     if (r == 0 && is_directory)
-        r = squashfs_enter_directory(w, id, &inode, member.header_offset);
+        r = squashfs_enter_directory(w, id, &inode, member.header_offset, number);
     else if (r == 0 && inode.nlink > 1 && map_put(&w->links, map_key_of(id), number) < 0)
         r = -ENOMEM;
-    return r;
-}
-
-/*
- * As add_entry, in the directory whose inode lies at `offset`. Refuses a name that exists
- * already: the builder would merge the two, as in a tar.
- */
-static int squashfs_add_child(struct walk *w, sqfs_dir_entry *entry, uint64_t offset)
-{
-    uint32_t before = builder_entries(w->builder);
-    int r = squashfs_add_entry(w, sqfs_dentry_inode(entry), sqfs_dentry_type(entry));
-    if (r == 0 && builder_entries(w->builder) == before)
-        return fault_set(w->fault, -EUCLEAN, w->path, offset, "occurs twice in its directory");
     return r;
 }
 
@@ -615,7 +621,7 @@ static int squashfs_walk(struct walk *w)
         if (r == 0)
             r = squashfs_push_name(w, name, len);
         if (r == 0)
-            r = squashfs_add_child(w, &entry, level->inode_offset);
+            r = squashfs_add_entry(w, sqfs_dentry_inode(&entry), sqfs_dentry_type(&entry));
         else if (r == -ENAMETOOLONG) /* the entry is left out */
             r = 0;
     }

@@ -103,8 +103,9 @@ static int cpio_set_sum(struct cpio_walk *w, const struct cpio_member *m, uint32
 }
 
 /* The names of this inode that came before its data. */
-static int cpio_add_links(struct cpio_walk *w, const struct cpio_member *m, uint32_t inode)
+static int cpio_add_links(struct cpio_walk *w, const struct cpio_member *m)
 {
+    uint32_t ignored;
     int r = 0;
     for (size_t i = 0; r == 0 && i < w->links.count; i++) {
         struct cpio_member *link = &w->links.at[i];
@@ -112,8 +113,12 @@ static int cpio_add_links(struct cpio_walk *w, const struct cpio_member *m, uint
         if (!a[NLINK] || a[INO] != b[INO] || a[MAJOR] != b[MAJOR] || a[MINOR] != b[MINOR])
             continue;
         link->fields[NLINK] = 0;
-        r = builder_link_inode(w->builder, link->name, strlen(link->name), inode, link->at,
-                               w->fault);
+        r = builder_add(w->builder, link->name, strlen(link->name),
+                        &(struct node){.header_offset = link->at,
+                                       .is_hardlink = true,
+                                       .link = m->name,
+                                       .link_len = strlen(m->name)},
+                        w->fault, &ignored);
     }
     return r;
 }
@@ -144,7 +149,7 @@ static int cpio_add(struct cpio_walk *w, const struct cpio_member *m)
         r = builder_add(w->builder, m->name, strlen(m->name), &member, w->fault, &inode);
     if (r == 0 && S_ISREG(member.mode))
         r = cpio_set_sum(w, m, inode);
-    return r == 0 && S_ISREG(member.mode) ? cpio_add_links(w, m, inode) : r;
+    return r == 0 && S_ISREG(member.mode) ? cpio_add_links(w, m) : r;
 }
 
 static int cpio_index(struct source *source, struct builder *builder,
