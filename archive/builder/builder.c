@@ -622,6 +622,7 @@ int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
  * examined. The cost of links in one path is bounded.
  */
 
+#define SLOTS_LEAST 1024    /* of the hash table */
 #define LINKS_MAX 40        /* in one path, as in Linux */
 #define LINK_BYTES_MAX 4096 /* of all targets in one path */
 
@@ -640,27 +641,6 @@ static int builder_refuse(const struct place *place, int err, const char *format
 }
 
 /* ---- names ---- */
-
-/* Double the hash table of names. */
-static int builder_grow_slots(struct builder *b)
-{
-    size_t count = b->slot_count ? b->slot_count * 2 : 1024;
-    uint64_t *slots = calloc(count, sizeof(*slots));
-    if (!slots)
-        return -ENOMEM;
-    for (size_t i = 0; i < b->slot_count; i++) {
-        if (!b->slots[i])
-            continue;
-        size_t slot = (b->slots[i] >> 32) & (count - 1);
-        while (slots[slot])
-            slot = (slot + 1) & (count - 1);
-        slots[slot] = b->slots[i];
-    }
-    free(b->slots);
-    b->slots = slots;
-    b->slot_count = count;
-    return 0;
-}
 
 /* Find the name that is already at the spot. */
 static void path_find_name(const struct builder *b, struct spot *spot)
@@ -707,9 +687,23 @@ static int builder_new_name(struct builder *b, const struct place *place,
     if (b->text.count + len >= DISK_NAME_LIMIT)
         return builder_refuse(place, -EOVERFLOW, "is one name more than an index can hold");
     /* Fill at most four fifths. */
-    if ((b->names.count + 1) / 4 * 5 >= b->slot_count && b->slot_count <= UINT32_MAX &&
-        builder_grow_slots(b) < 0)
-        return -ENOMEM;
+    if ((b->names.count + 1) / 4 * 5 >= b->slot_count && b->slot_count <= UINT32_MAX) {
+        size_t count = b->slot_count * 2;
+        uint64_t *slots = calloc(count, sizeof(*slots));
+        if (!slots)
+            return -ENOMEM;
+        for (size_t i = 0; i < b->slot_count; i++) {
+            if (!b->slots[i])
+                continue;
+            size_t to = (b->slots[i] >> 32) & (count - 1);
+            while (slots[to])
+                to = (to + 1) & (count - 1);
+            slots[to] = b->slots[i];
+        }
+        free(b->slots);
+        b->slots = slots;
+        b->slot_count = count;
+    }
     uint32_t number = (uint32_t)b->names.count;
     struct builder_name name = {spot->dir, inode, b->text.count << 8 | len};
     if (vector_reserve(&b->text, len) < 0 || vector_push(&b->names, name) < 0)
@@ -1350,16 +1344,6 @@ static int image_begin_section(struct image *image, enum disk_section_id id)
     return r < 0 ? r : vector_push(&image->sections, section);
 }
 
-/* A section that lies in memory as it will on disk; omitted if empty. */
-static int image_put_section(struct image *image, enum disk_section_id id, const void *bytes,
-                             uint64_t records)
-{
-    if (records == 0)
-        return 0;
-    int r = image_begin_section(image, id);
-    return r < 0 ? r : image_put(image, bytes, records * disk_record_bytes(id));
-}
-
 /* Keep a value of SECTION_EXTRA, for the entry at this position. -ENOMEM. */
 static int image_add_extra(struct image *image, uint32_t position, uint32_t kind,
                            uint64_t value)
@@ -1796,10 +1780,14 @@ static int image_put_area(struct image *image)
         {SECTION_RECIPE, about->recipe, about->recipe_len},
     };
     for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
-        r = sections[i].id == SECTION_SUMS
-                ? image_put_content_sums(image)
-                : image_put_section(image, sections[i].id, sections[i].bytes,
-                                    sections[i].records);
+        if (sections[i].id == SECTION_SUMS) {
+            r = image_put_content_sums(image);
+        } else if (sections[i].records > 0) {
+            r = image_begin_section(image, sections[i].id);
+            if (r == 0)
+                r = image_put(image, sections[i].bytes,
+                              sections[i].records * disk_record_bytes(sections[i].id));
+        }
     return r < 0 ? r : image_flush(image);
 }
 
@@ -1884,16 +1872,17 @@ int builder_new(struct builder **ret_builder)
     if (!b)
         return -ENOMEM;
     b->pending_inode = UINT32_MAX;
+    b->slot_count = SLOTS_LEAST;
+    b->slots = calloc(b->slot_count, sizeof(*b->slots));
     if (getrandom(&b->seed, sizeof(b->seed), GRND_NONBLOCK) < 0)
         b->seed = (uint64_t)(uintptr_t)b;
     struct builder_inode root = {.nlink = 1,
                                  .mtime = (uint64_t)DISK_MTIME_BIAS << DISK_NSEC_BITS};
     uint32_t inode;
-    if (attr_table_number(&b->attrs, &builder_directory, &root.attr) < 0 ||
+    if (!b->slots || attr_table_number(&b->attrs, &builder_directory, &root.attr) < 0 ||
         builder_new_inode(b, &root, &inode) < 0 ||
         vector_push(&b->names, (struct builder_name){0}) < 0 ||
-        vector_reserve(&b->last_path, 1) < 0 || vector_reserve(&b->text, 1) < 0 ||
-        builder_grow_slots(b) < 0) {
+        vector_reserve(&b->last_path, 1) < 0 || vector_reserve(&b->text, 1) < 0) {
         builder_free(b);
         return -ENOMEM;
     }

@@ -351,7 +351,7 @@ int nested_add(const struct nested *nested, struct tree *tree, struct fault *fau
         w.left_bytes[i] =
             min_u64(source_size(nested->source), UINT64_MAX / SHARING_MOST) * SHARING_MOST;
     int r = nested_add_tree(&w, &outer);
-    if (r == -EUCLEAN && fault && !fault->err)
+    if (r == -EUCLEAN)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
     if (r == 0 && w.left == 1)
         snprintf(note, sizeof(nested->progress->note), "%s stays a file: %s", w.first, w.why);

@@ -47,8 +47,8 @@ struct tree_part {
     const char *list;          /* the file whose lines put its entries, for messages */
     bool forgets_left_out;     /* its left-out members are not told */
     bool at_root;              /* the new root has all that is in its root */
-    bool gives_root;           /* and its attributes; else the first at_root, or a builder's */
-    bool gives_way;            /* where an entry's name is taken, leave it out: no error */
+    bool gives_root; /* the new root has its root's attributes; else the first at_root's */
+    bool gives_way;  /* where an entry's name is taken, leave it out: no error */
     /*
      * Only the entries whose bits are set are shown; a directory whose bit is not set goes with
      * all below it. The root and entries put by name are shown in any case. The tree frees the

@@ -220,7 +220,7 @@ static int view_mark(const struct index *index, uint8_t *marks, uint32_t positio
 {
     int r = 0;
     marks[position / 8] |= (uint8_t)(1u << position % 8);
-    while (r == 0 && directory != INDEX_ROOT && !tree_shows(marks, directory)) {
+    while (r == 0 && directory != INDEX_ROOT && !(marks[directory / 8] & 1u << directory % 8)) {
         marks[directory / 8] |= (uint8_t)(1u << directory % 8);
         r = index_parent(index, directory, &directory);
     }
@@ -720,7 +720,7 @@ int view_add(const struct view *view, const struct index *index, struct tree *tr
     if (r == 0 && view->has_map)
         r = names_show_all(&s);
     freelocale(uselocale(before));
-    if (r == -EUCLEAN && fault && !fault->err)
+    if (r == -EUCLEAN)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
     free(s.matched);
     free(s.listed);

@@ -23,7 +23,6 @@
 #include <stddef.h>
 
 #include "fault.h"
-
 #include "recipe.h"
 #include "tree.h"
 

@@ -116,10 +116,10 @@ struct node {
     bool has_holes;
 
     /* Of a member; index_node leaves them as they are. */
-    bool is_hardlink;     /* to `link`, an earlier path */
-    bool has_sum;         /* the XXH3-64 of the data is `sum` */
-    bool has_pieces;      /* of a regular file: with holes or in blocks; else it is one range */
-    uint64_t data_offset; /* of that range, in the archive */
+    bool is_hardlink; /* to `link`, an earlier path */
+    bool has_sum;     /* the XXH3-64 of the data is `sum` */
+    bool has_pieces;  /* of a regular file: with holes or in blocks; else one range, or empty */
+    uint64_t data_offset;   /* of that range, in the archive */
     uint64_t header_offset; /* of the member's header, for messages only */
     const char *link;       /* target of a symbolic link (1 to 4095 bytes) or hard link */
     size_t link_len;
@@ -196,7 +196,10 @@ const struct index_info *index_info(const struct index *index);
  */
 bool index_is_lost(const struct index *index);
 
-/* The inode behind the entry at `position` (an alias leads to its inode). */
+/*
+ * The inode behind the entry at `position` (an alias leads to its inode). Only an inode's
+ * fields are filled in: who makes a member of it begins with zeros. After an error none is.
+ */
 int index_node(const struct index *index, uint32_t position, struct node *ret_node);
 
 /* The position of the inode of the entry at `position`: itself unless it is an alias. */

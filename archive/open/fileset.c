@@ -1432,7 +1432,7 @@ enum {
     COMPOSED_NOTED_MS = 200,      /* a failure to save it is worth a line if it took so long */
 };
 
-/* Add all parts to the tree, and describe the archive in the header. */
+/* Add all parts to the tree; describe the archive in the header where no index does yet. */
 typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
                      struct fault *fault);
 
@@ -1502,12 +1502,6 @@ static int composed_recall(struct composition *c)
         c->done = i + 1;
     }
     return r;
-}
-
-static void composition_free(struct composition *c)
-{
-    for (size_t i = 0; i < c->count; i++)
-        vector_free(&c->recipes[i].bytes);
 }
 
 /* ---- making the next step ---- */
@@ -2097,7 +2091,7 @@ static int part_open(struct part *part, const struct fileset_options *options)
     int r = fileset->path ? fileset_open_index(&o, fault) : -ENOMEM;
     if (r == 0 && own.compose) {
         /*
-         * What it describes takes the place of the index. composed_open_saved has looked for
+         * What it asks for takes the place of the index. composed_open_saved has looked for
          * that, except for a stream's; what another process has saved since is made once more.
          */
         if (!o.steps.done)
@@ -2108,7 +2102,8 @@ static int part_open(struct part *part, const struct fileset_options *options)
         if (r == 0)
             r = composed_finish(&o.steps, composed_write_nested, fault);
     }
-    composition_free(&o.steps);
+    for (size_t i = 0; i < o.steps.count; i++)
+        vector_free(&o.steps.recipes[i].bytes);
     index_close(o.stream_index);
     if (r < 0) {
         if (!fileset->packed)
@@ -2867,8 +2862,8 @@ int fileset_open_many(const char *const *paths, size_t count, const char *name,
     for (size_t i = 0; i < many.count; i++)
         part_free(&many.parts[i]);
     free(many.parts);
-    if (!is_one)
-        composition_free(&many.steps);
+    for (size_t i = 0; i < many.steps.count; i++)
+        vector_free(&many.steps.recipes[i].bytes);
     if (r < 0) {
         fileset_close(many.fileset);
         return r;

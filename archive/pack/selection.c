@@ -365,8 +365,7 @@ bool selection_matches(const char *pattern, const char *path, bool is_folder)
     if (!strchr(p, '/'))
         path = path_base(path);
     p += *p == '/';
-    /* Most names end otherwise than their pattern, which is found out faster than by fnmatch.
-     */
+    /* Most names end otherwise than their pattern; this finds it faster than fnmatch. */
     const char *last = p + strlen(p), *end = path + strlen(path);
     while (last > p && !strchr("*?[]\\", last[-1]))
         if (end == path || *--end != *--last)

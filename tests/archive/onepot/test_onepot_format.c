@@ -284,7 +284,7 @@ static void make_packed(uint32_t files)
     struct fault fault = {0};
     struct builder *b = NULL;
     static uint8_t rest[4099];
-    uint64_t sum = XXH3_64bits(rest, sizeof(rest)), file_bytes;
+    uint64_t sum = htole64(XXH3_64bits(rest, sizeof(rest))), file_bytes;
     struct builder_header header = {.codec = CODEC_ZSTD,
                                     .block_bytes = 4096,
                                     .archive_bytes = 4099,
