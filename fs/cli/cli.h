@@ -191,23 +191,13 @@ bool cli_picks_of_archives(void);
  */
 int cli_compose(const struct fileset_compose **ret_compose);
 
-/* The parts of an option's spelling. */
-struct cli_spelling {
-    char letter;      /* or 0 */
-    const char *name; /* "output", of `name_len` bytes; NULL: there is only the letter */
-    size_t name_len;
-    int argument;      /* no_argument, required_argument or optional_argument */
-    const char *value; /* what stands for the argument: "OUT", "LEVEL]"; "" without one */
-};
-struct cli_spelling cli_spelling_of(const struct cli_option *option);
-
 /*
- * From now on cli_parse shows a command's table to `see`, parses nothing and returns CLI_OK; so
- * completions come from the tables themselves.
+ * For completions. If it is set, cli_parse only looks: it stores nothing, passes over errors,
+ * calls this at the end with the last option that has a value, and that value (NULL: there is
+ * none), and returns CLI_OK.
  */
-typedef void (*cli_see_options)(void *ctx, const struct cli_command *command,
-                                const struct cli_option *options);
-void cli_show_options(cli_see_options see, void *ctx);
+extern void (*cli_see)(const struct cli_command *command, const struct cli_option *options,
+                       const struct cli_option *option, const char *value);
 
 /*
  * Parse the options; the table ends with {NULL}. optind is then the first argument. CLI_GO_ON,

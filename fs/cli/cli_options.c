@@ -239,7 +239,16 @@ static int cli_take_word(const struct cli_command *command, const char *option,
 #define HELP_COLUMN 24
 #define LINE_COLUMNS 84
 
-struct cli_spelling cli_spelling_of(const struct cli_option *o)
+/* The parts of an option's spelling. */
+struct cli_spelling {
+    char letter;      /* or 0 */
+    const char *name; /* "output", of `name_len` bytes; NULL: there is only the letter */
+    size_t name_len;
+    int argument;      /* no_argument, required_argument or optional_argument */
+    const char *value; /* what stands for the argument: "OUT", "LEVEL]"; "" without one */
+};
+
+static struct cli_spelling cli_spelling_of(const struct cli_option *o)
 {
     const char *name = strstr(o->spelling, "--");
     const char *end = name ? name + strcspn(name, "[=") : o->spelling + 2;
@@ -273,32 +282,18 @@ static void print_option(const struct cli_option *o)
     putchar('\n');
 }
 
-/* Is the letter one of the table's own? -h stands for --help if it is not. */
-static bool has_letter(const struct cli_option *options, char letter)
-{
-    while (options->spelling && cli_spelling_of(options).letter != letter)
-        options++;
-    return options->spelling;
-}
-
 static void print_usage(const struct cli_command *command, const struct cli_option *options)
 {
     printf("Usage: onepot %s %s\n%s\n", command->name, command->synopsis, command->text);
-    const char *letter = has_letter(options, 'h') ? "    " : "-h, ";
     for (; options->spelling; options++)
         if (options->help)
             print_option(options);
-    printf("  %s--help            print this\n"
-           "      --version         print the version\n"
-           "\nThe manual page is onepot-%s(1).\n",
-           letter, command->name);
+    printf("\nThe manual page is onepot-%s(1).\n", command->name);
 }
 
 /* ---- the table ---- */
 
 #define NAME_BYTES 32
-#define ID_HELP 0xfff
-#define ID_VERSION 0x1000
 #define ID_FIRST 0x2000 /* of the table's options, beyond letters */
 
 /* The tables that getopt needs. */
@@ -342,30 +337,29 @@ static int cli_store(const struct cli_command *command, const struct cli_option 
     return r == 0 && o->take ? o->take(command, o->ctx, optarg) : r;
 }
 
-static cli_see_options see_options;
-static void *see_options_ctx;
+void (*cli_see)(const struct cli_command *command, const struct cli_option *options,
+                const struct cli_option *option, const char *value);
 
-void cli_show_options(cli_see_options see, void *ctx)
-{
-    see_options = see;
-    see_options_ctx = ctx;
-}
-
-int cli_parse(const struct cli_command *command, const struct cli_option *options, int argc,
+int cli_parse(const struct cli_command *command, const struct cli_option *own, int argc,
               char **argv)
 {
-    if (see_options) {
-        see_options(see_options_ctx, command, options);
-        return CLI_OK;
-    }
-    static const struct option common[] = {{"help", no_argument, NULL, ID_HELP},
-                                           {"version", no_argument, NULL, ID_VERSION},
-                                           {NULL, 0, NULL, 0}};
+    bool help = false, version = false;
+    struct cli_option options[LONGS_MAX + 1];
     struct getopt_tables tables = {.letters = ":"};
-    const bool has_h = has_letter(options, 'h');
-    size_t n = 0;
+    const struct cli_option *last = NULL; /* that has a value */
+    const char *value = NULL;
+    size_t count = 0, n = 0;
     int id, r = 0;
-    for (size_t i = 0; options[i].spelling; i++) {
+    const char *help_spelling = "-h, --help";
+    for (; own[count].spelling; count++) {
+        options[count] = own[count];
+        if (cli_spelling_of(&own[count]).letter == 'h')
+            help_spelling = "--help";
+    }
+    options[count++] = (struct cli_option){help_spelling, "print this help", .flag = &help};
+    options[count++] = (struct cli_option){"--version", "print the version", .flag = &version};
+    options[count] = (struct cli_option){NULL};
+    for (size_t i = 0; i < count; i++) {
         struct cli_spelling spelling = cli_spelling_of(&options[i]);
         size_t len = strlen(tables.letters);
         if (spelling.letter)
@@ -378,25 +372,31 @@ int cli_parse(const struct cli_command *command, const struct cli_option *option
             (struct option){tables.names[n], spelling.argument, NULL, ID_FIRST + (int)i};
         n++;
     }
-    memcpy(tables.longs + n, common, sizeof(common));
-    if (!has_h)
-        strcat(tables.letters, "h");
     opterr = 0;
     while (r == 0 && (id = getopt_long(argc, argv, tables.letters, tables.longs, NULL)) != -1) {
+        if (cli_see && !optarg) /* a flag, or an error */
+            continue;
         if (id == '?' || id == ':')
             return bad_option(command, id, argv, tables.longs);
-        if (id == 'h' && !has_h)
-            id = ID_HELP;
-        if (id == ID_HELP)
-            print_usage(command, options);
-        if (id == ID_VERSION)
-            puts("onepot " ONEPOT_VERSION);
-        if (id == ID_HELP || id == ID_VERSION)
-            return CLI_OK;
         const struct cli_option *o = options + (id >= ID_FIRST ? id - ID_FIRST : 0);
         while (id < ID_FIRST && cli_spelling_of(o).letter != id)
             o++;
+        if (cli_see) {
+            last = o;
+            value = optarg;
+            continue;
+        }
         r = cli_store(command, o);
+        if (help)
+            print_usage(command, options);
+        if (version)
+            puts("onepot " ONEPOT_VERSION);
+        if (help || version)
+            return CLI_OK;
+    }
+    if (cli_see) {
+        cli_see(command, options, last, value);
+        return CLI_OK;
     }
     return r == 0 ? CLI_GO_ON : r;
 }

@@ -1,29 +1,19 @@
 # Completion of onepot for bash, made by 'onepot completions bash'.
 _onepot() {
-    local line=${COMP_LINE:0:COMP_POINT} end=${2//\\/} i words lines
-    local pair="'[^']*'|\"[^\"]*\"" open=${line//\\?/}
-    while [[ $open =~ $pair ]]; do open=${open/"${BASH_REMATCH[0]}"/}; done
-    open=${open#"${open%%[\'\"]*}"}
-    line=${line//\\\'/$'\1'} line=${line//\\\"/$'\2'}
-    IFS=$' \t\n' read -a words <<<"$line"
-    [[ $line == *[[:space:]] ]] && words+=('')
-    words=("${words[@]//[\'\"]/}")
-    words=("${words[@]//$'\1'/\'}")
-    words=("${words[@]//$'\2'/\"}")
-    mapfile -t lines < <(onepot completions bash -- "${words[@]:1}" 2>/dev/null)
-    [[ $2 == [\'\"]* ]] && end=${end:1}
-    line=${words[${#words[@]} - 1]}
-    COMPREPLY=("${lines[@]:1}") line=${line%"$end"}
-    COMPREPLY=("${COMPREPLY[@]%%$'\t'*}")
-    COMPREPLY=("${COMPREPLY[@]#"$line"}")
-    for i in "${!COMPREPLY[@]}"; do
-        case $open in
-        \'*) [[ ${COMPREPLY[i]} == *[\'\\]* ]] && unset "COMPREPLY[i]" ;;
-        \"*) [[ ${COMPREPLY[i]} == *[\"\$\`\\!]* ]] && unset "COMPREPLY[i]" ;;
-        *) printf -v "COMPREPLY[i]" %q "${COMPREPLY[i]}" ;;
-        esac
-    done
-    case ${lines[0]} in
+    local unsafe words kind end=${2#[\'\"]}
+    # xargs splits the line at the cursor as a shell does. An open quote is closed for it; some
+    # characters can't stand there.
+    for unsafe in '' "'" '"$`!'; do
+        words=$(xargs printf '%s\n' <<<"${COMP_LINE:0:COMP_POINT}.${unsafe:0:1}" 2>/dev/null) && break
+    done || return
+    mapfile -t words <<<"${words%.}"
+    # The kind, 1,000 names, and the last one: with it, only the start that all share is completed.
+    mapfile -t COMPREPLY < <(timeout 2 onepot completions bash -- "${words[@]:1}" 2>/dev/null |
+        sed $'s/\t.*//; 1002,${$!d;}; '"${unsafe:+/[$unsafe\\\\]/d}")
+    kind=${COMPREPLY-} COMPREPLY=("${COMPREPLY[@]:1}")
+    COMPREPLY=("${COMPREPLY[@]#"${words[${#words[@]} - 1]%"${end//\\/}"}"}")
+    if [[ ! $unsafe && ${#COMPREPLY[@]} -gt 0 ]]; then mapfile -t COMPREPLY < <(printf '%q\n' "${COMPREPLY[@]}"); fi
+    case $kind in
     files) compopt -o default ;;
     directories) compopt -o dirnames ;;
     programs) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -c -f -- "$2") ;;

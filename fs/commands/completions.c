@@ -3,26 +3,18 @@
  *
  * The scripts (completions.bash, .zsh, .fish) know no command and no option. At each press of
  * the tab key they call `onepot completions SHELL -- WORD...` with the words up to the cursor.
- * The first line of the answer is a kind: words (options, their values, commands), names
- * (members of an archive, mount points, which may need quotes), or files, directories and
- * programs, which the shell finds itself. Lines of words follow that fit, with a description
- * behind a tab.
+ * The first line of the answer is a kind: words, or files, directories and programs, which the
+ * shell finds itself. Lines of words follow that fit, with a description behind a tab.
  *
- * Options come from each command's own table (cli_show_options), and the words that stand for
- * arguments in the help (DIR, FILE, ARCHIVE, PATH) tell what these may be.
- *
- * Members come only from an index that is ready. Their names are untrusted: names with control
- * characters or invalid UTF-8 are left out, and names that would be taken for options.
+ * The command's own cli_parse reads the words (cli_see); its help says what they may be: DIR,
+ * FILE, ARCHIVE, PATH. Members come from an index that is ready; their names are untrusted.
  */
 #include <limits.h>
 #include <mntent.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "carried.h"
-#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
 #include "utf8.h"
@@ -37,251 +29,108 @@ const struct cli_command command_completions = {
     "source'.\n"
     "With WORDs: what the last one may become, for that script.\n"};
 
-enum {
-    MEMBERS_SHOWN = 1000,
-    ANSWER_SECONDS = 2, /* then the shell goes on without */
-};
+static struct {
+    char **words;     /* of the command, in getopt's order */
+    const char *word; /* to complete: the last one typed */
+    const char *rest; /* of it, behind what stays: --option=, folders */
+    const char *what; /* it stands for: an option's spelling, or the command's synopsis */
+    bool behind_dashes;
+    const char *kind; /* of the answer; empty once it is printed */
+} typed = {.kind = "words\n"};
 
-/* The words that stand for an option's value, and how the shell completes them. */
-static const char *const kinds[][2] = {
-    {"DIR", "directories"}, {"FILE", "files"}, {"LIST", "files"}, {"OUT", "files"}};
-
-/* The word to complete, and its context. */
-struct completion {
-    const char *const *words; /* behind "onepot"; it is the last one */
-    size_t count;
-    const char *word;
-    size_t kept;         /* its first bytes, which stay: --option=, directories of a path */
-    bool is_glob;        /* the rest is a pattern */
-    bool behind_dashes;  /* it follows "--" */
-    const char *archive; /* the first file before it; NULL: there is none */
-    const char *kind;    /* of the answer; NULL: it is printed already */
-};
-
-static bool starts_with(const char *text, const char *start)
+/* Print what the rest of the word may become, if it fits and harms no terminal. */
+static void offer(const char *text, size_t len, const char *end, const char *description)
 {
-    return strncmp(text, start, strlen(start)) == 0;
-}
-
-/* Print what the rest of the word may become, if it fits. */
-static void offer(struct completion *c, const char *text, const char *description)
-{
-    if (!starts_with(text, c->word + c->kept))
+    const char *unsafe = strstr(typed.what, "=GLOB") ? "*?[\\" : "";
+    if (len < strlen(typed.rest) || strncmp(text, typed.rest, strlen(typed.rest)) != 0 ||
+        (text[0] == '-' && !typed.word[0] && !typed.behind_dashes)) /* would be an option */
         return;
-    if (c->kind)
-        puts(c->kind);
-    c->kind = NULL;
-    printf("%.*s%s%s%s\n", (int)c->kept, c->word, text, description ? "\t" : "",
-           description ? description : "");
+    for (size_t i = 0, n; i < len; i += n)
+        if (!(n = utf8_printable_length(text + i, len - i)) || strchr(unsafe, text[i]))
+            return;
+    printf("%s%.*s%.*s%s%s\n", typed.kind, (int)(typed.rest - typed.word), typed.word, (int)len,
+           text, end, description);
+    typed.kind = "";
 }
 
-static void offer_commands(struct completion *c)
-{
-    for (const struct cli_command *const *known = cli_commands; *known; known++)
-        if ((*known)->run)
-            offer(c, (*known)->name, (*known)->summary);
-}
-
-/* The option that the word names: --NAME, --NAME=VALUE, or the last letter of -abc; or NULL. */
-static const struct cli_option *option_of(const struct cli_option *o, const char *word)
-{
-    size_t len = strcspn(word, "=");
-    for (; len > 1 && word[0] == '-' && o->spelling; o++) {
-        struct cli_spelling s = cli_spelling_of(o);
-        if (word[1] == '-'
-                ? s.name && s.name_len == len - 2 && strncmp(s.name, word + 2, len - 2) == 0
-                : s.letter && s.letter == word[strlen(word) - 1])
-            return o;
-    }
-    return NULL;
-}
-
-static void offer_options(struct completion *c, const struct cli_option *options)
-{
-    static const struct cli_option common[] = {
-        {"-h", "print help"}, {"--help", "print help"}, {"--version", "print the version"}};
-    char word[64];
-    for (const struct cli_option *o = options; o->spelling; o++) {
-        struct cli_spelling s = cli_spelling_of(o);
-        if (o->help && s.letter)
-            offer(c, (char[]){'-', s.letter, '\0'}, o->help);
-        snprintf(word, sizeof(word), "--%.*s%s", (int)s.name_len, s.name ? s.name : "",
-                 s.argument == required_argument ? "=" : "");
-        if (o->help && s.name)
-            offer(c, word, o->help);
-    }
-    for (size_t i = option_of(options, "-h") ? 1 : 0; i < 3; i++)
-        offer(c, common[i].spelling, common[i].help);
-}
-
-/* May the name stand in a command line, and on a terminal? */
-static bool is_safe(const struct completion *c, const char *name)
-{
-    size_t len = strlen(name), n = 1;
-    for (size_t i = 0; i < len && n > 0; i += n)
-        n = c->is_glob && strchr("*?[\\", name[i]) ? 0
-                                                   : utf8_printable_length(name + i, len - i);
-    return n > 0;
-}
-
-static void offer_mounts(struct completion *c)
-{
-    FILE *table = setmntent("/proc/self/mounts", "r");
-    c->kind = "names";
-    for (struct mntent *m; table && (m = getmntent(table));)
-        if (strcmp(m->mnt_type, "fuse.onepot") == 0 && is_safe(c, m->mnt_dir))
-            offer(c, m->mnt_dir, NULL);
-    if (table)
-        endmntent(table);
-}
-
-/* The name of a member that fits, with a slash behind a directory's. */
-static bool find_member(const struct completion *c, const struct index *index,
-                        uint32_t position, char ret_name[INDEX_NAME_MAX + 2])
-{
-    const char *name, *start = c->word + c->kept;
-    size_t len;
-    struct node node;
-    if (index_name(index, position, &name, &len) < 0 || len > INDEX_NAME_MAX ||
-        len < strlen(start) || strncmp(name, start, strlen(start)) != 0 ||
-        (c->kept == 0 && name[0] == '-' && !c->behind_dashes) ||
-        index_node(index, position, &node) < 0)
-        return false;
-    sprintf(ret_name, "%.*s%s", (int)len, name, S_ISDIR(node.mode) ? "/" : "");
-    return is_safe(c, ret_name);
-}
-
-/*
- * If there are too many, the last one is shown, too: names are sorted, so that its common start
- * with the first one is the common start of all.
- */
-static void offer_children(struct completion *c, const struct index *index)
-{
-    const char *path = c->word + c->kept, *slash = strrchr(path, '/');
-    size_t folder_len = slash ? (size_t)(slash + 1 - path) : 0, found = 0;
-    auto_free char *folder = strndup(path, folder_len);
-    char name[INDEX_NAME_MAX + 2], last[INDEX_NAME_MAX + 2] = "";
-    uint32_t position, first, count;
-    if (!folder || index_follow(index, INDEX_ROOT, folder, NULL, &position) < 0 ||
-        index_children(index, position, &first, &count) < 0)
-        return;
-    c->kept += folder_len;
-    for (uint32_t i = first; i < first + count; i++) {
-        if (!find_member(c, index, i, name))
-            continue;
-        if (found++ < MEMBERS_SHOWN)
-            offer(c, name, NULL);
-        else
-            strcpy(last, name);
-    }
-    if (last[0])
-        offer(c, last, NULL);
-}
-
-/* Expand '~' or a variable at the start of a word, as the shell will. */
-static const char *expand(const char *word, char path[PATH_MAX])
-{
-    size_t len = strcspn(word, "/");
-    snprintf(path, PATH_MAX, "%.*s", (int)len, word);
-    const char *value = strcmp(path, "~") == 0 ? getenv("HOME")
-                        : path[0] == '$'       ? getenv(path + 1)
-                                               : NULL;
-    snprintf(path, PATH_MAX, "%s%s", value ? value : "", value ? word + len : word);
-    return path;
-}
-
-/* None, unless the archive has an index that is ready. */
-static void offer_members(struct completion *c)
+/* Offer members of the first archive; '~' and $VAR are expanded. Is any word a file? */
+static bool offer_members(void)
 {
     const struct fileset_options options = {.names_only = true, .only_ready = true};
+    const char *slash = strrchr(typed.rest, '/'), *rest = slash ? slash + 1 : typed.rest, *name;
     struct fileset *fileset;
     char path[PATH_MAX];
-    if (!c->archive || fileset_open(expand(c->archive, path), &options, NULL, &fileset) < 0)
-        return;
-    c->kind = "names";
-    offer_children(c, fileset->index);
-    fileset_close(fileset);
-}
-
-static void complete_value(struct completion *c, const struct cli_option *o)
-{
-    const char *value = cli_spelling_of(o).value;
-    c->is_glob = starts_with(value, "GLOB");
-    for (size_t i = 0; o->words && o->words[i]; i++)
-        offer(c, o->words[i], NULL);
-    if (c->is_glob || starts_with(value, "PATH"))
-        offer_members(c);
-    for (size_t i = 0; c->kind && i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        if (starts_with(value, kinds[i][0]))
-            c->kind = kinds[i][1];
-}
-
-static void complete_argument(struct completion *c, const char *synopsis)
-{
-    bool takes_files = strstr(synopsis, "ARCHIVE") || strstr(synopsis, "SRC") ||
-                       strstr(synopsis, "MOUNTPOINT");
-    if (c->archive && strstr(synopsis, "PATH...")) {
-        offer_members(c);
-        takes_files = strstr(synopsis, "ARCHIVE...") && !c->behind_dashes;
-    } else if (strstr(synopsis, "MOUNTPOINT")) {
-        offer_mounts(c);
-    } else if (c->count == 2 && starts_with(synopsis, "[COMMAND]")) {
-        offer_commands(c);
-    } else if (c->count == 2 && starts_with(synopsis, "bash|")) {
-        for (const struct carried *shell = carried_completions; shell->name; shell++)
-            offer(c, shell->name, NULL);
-    }
-    if (c->kind && takes_files)
-        c->kind = "files";
-    if (c->behind_dashes && strstr(synopsis, "-- COMMAND"))
-        c->kind = "programs";
-}
-
-/* The command's table tells what its words are. */
-static void completions_see(void *ctx, const struct cli_command *u,
-                            const struct cli_option *options)
-{
-    struct completion *c = ctx;
-    const struct cli_option *o = NULL; /* whose value the word is */
-    char path[PATH_MAX];
+    uint32_t i, first, count;
+    struct node node;
     struct stat st;
-    for (size_t i = 1; i + 1 < c->count; i++)
-        if (strcmp(c->words[i], "--") == 0)
-            c->behind_dashes = true;
-        else if (!c->archive && !c->behind_dashes &&
-                 stat(expand(c->words[i], path), &st) == 0 && S_ISREG(st.st_mode))
-            c->archive = c->words[i];
-    if (!c->behind_dashes && c->count > 2)
-        o = option_of(options, c->words[c->count - 2]);
-    if (o && cli_spelling_of(o).argument != required_argument)
-        o = NULL;
-    const char *equals = starts_with(c->word, "--") ? strchr(c->word, '=') : NULL;
-    if (!o && !c->behind_dashes && equals && (o = option_of(options, c->word)))
-        c->kept = (size_t)(equals + 1 - c->word);
-    if (o)
-        complete_value(c, o);
-    else if (!c->behind_dashes && c->word[0] == '-')
-        offer_options(c, options);
-    else
-        complete_argument(c, u->synopsis);
+    size_t len;
+    int r = 1; /* there is no file */
+    for (char **w = typed.words + optind; r != 0 && *w && *w != typed.word; w++) {
+        len = strcspn(*w, "/");
+        snprintf(path, sizeof(path), "%.*s", (int)len, *w);
+        const char *value = getenv(*path == '$' ? path + 1 : strcmp(path, "~") ? "" : "HOME");
+        snprintf(path, sizeof(path), "%s%s", value ? value : "", *w + (value ? len : 0));
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode))
+            r = fileset_open(path, &options, NULL, &fileset);
+    }
+    if (r != 0)
+        return r < 0;
+    snprintf(path, sizeof(path), "%.*s", (int)(rest - typed.rest), typed.rest);
+    typed.rest = rest;
+    if (index_follow(fileset->index, INDEX_ROOT, path, NULL, &i) == 0 &&
+        index_children(fileset->index, i, &first, &count) == 0)
+        for (i = first; i < first + count; i++)
+            if (index_name(fileset->index, i, &name, &len) == 0 &&
+                index_node(fileset->index, i, &node) == 0)
+                offer(name, len, S_ISDIR(node.mode) ? "/" : "", "");
+    fileset_close(fileset);
+    return true;
 }
 
-static void completions_answer(struct completion *c)
+/* Offer what the word may become, or leave that to the shell, by the table and the synopsis. */
+static void completions_see(const struct cli_command *command, const struct cli_option *options,
+                            const struct cli_option *option, const char *value)
 {
-    c->word = c->words[c->count - 1];
-    c->kind = "words";
-    signal(SIGALRM, SIG_DFL);
-    alarm(ANSWER_SECONDS);
-    if (c->count == 1 && c->word[0] == '-')
-        offer_options(c, &(struct cli_option){NULL});
-    else if (c->count == 1)
-        offer_commands(c);
-    cli_show_options(completions_see, c);
-    for (const struct cli_command *const *known = cli_commands; *known; known++)
-        if (c->count > 1 && (*known)->run && strcmp((*known)->name, c->words[0]) == 0)
-            (*known)->run(1, (char *[]){(char *)(*known)->name, NULL});
-    if (c->kind)
-        puts(c->kind);
+    bool is_value = value && strchr(value, '\0') == strchr(typed.word, '\0');
+    bool is_first = typed.words[optind] == typed.word;
+    const char *what = typed.what = is_value ? option->spelling : command->synopsis;
+    typed.rest = is_value ? value : typed.word;
+    if (!is_value && !typed.behind_dashes && typed.word[0] == '-') {
+        for (; options->spelling; options++) {
+            const char *name = strstr(options->spelling, "--");
+            size_t len = name ? strcspn(name, "[=") : 0;
+            if (options->help && options->spelling[1] != '-')
+                offer(options->spelling, 2, "\t", options->help);
+            if (options->help && name)
+                offer(name, len + (name[len] == '='), "\t", options->help);
+        }
+        return;
+    }
+    bool members = strstr(what, "=GLOB") || strstr(what, "=PATH") || strstr(what, "PATH...");
+    bool has_file = members && offer_members();
+    for (size_t i = 0; is_value && option->words && option->words[i]; i++)
+        offer(option->words[i], strlen(option->words[i]), "", "");
+    for (size_t i = 0; is_first && strstr(what, "[COMMAND]") && cli_commands[i]; i++)
+        if (cli_commands[i]->run)
+            offer(cli_commands[i]->name, strlen(cli_commands[i]->name), "\t",
+                  cli_commands[i]->summary);
+    for (size_t i = 0; is_first && strstr(what, "bash|") && carried_completions[i].name; i++)
+        offer(carried_completions[i].name, strlen(carried_completions[i].name), "", "");
+    FILE *mounts = strstr(what, "MOUNTPOINT") ? setmntent("/proc/self/mounts", "r") : NULL;
+    for (struct mntent *m; mounts && (m = getmntent(mounts));)
+        if (strcmp(m->mnt_type, "fuse.onepot") == 0)
+            offer(m->mnt_dir, strlen(m->mnt_dir), "", "");
+    if (mounts)
+        endmntent(mounts);
+    if (!*typed.kind || (has_file && (typed.behind_dashes || !strstr(what, "ARCHIVE..."))))
+        return;
+    if (typed.behind_dashes && strstr(what, "-- COMMAND"))
+        typed.kind = "programs\n";
+    else if (strstr(what, "=DIR"))
+        typed.kind = "directories\n";
+    else if (strstr(what, "=FILE") || strstr(what, "=LIST") || strstr(what, "=OUT") ||
+             strstr(what, "SRC") || strstr(what, "MOUNTPOINT") || strstr(what, "ARCHIVE"))
+        typed.kind = "files\n";
 }
 
 static int completions_main(int argc, char **argv)
@@ -291,18 +140,20 @@ static int completions_main(int argc, char **argv)
     int status = cli_parse(&command_completions, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
-    if (argc == optind)
-        return cli_usage_error(&command_completions, "name a shell: bash, zsh or fish");
-    while (shell->name && strcmp(shell->name, argv[optind]) != 0)
+    while (shell->name && (optind == argc || strcmp(shell->name, argv[optind]) != 0))
         shell++;
     if (!shell->name)
-        return cli_usage_error(&command_completions, "'%s' is not one of bash, zsh and fish",
-                               argv[optind]);
-    struct completion c = {.words = (const char *const *)argv + optind + 1,
-                           .count = (size_t)(argc - optind - 1)};
-    if (c.count == 0)
-        fputs(shell->text, stdout);
-    else
-        completions_answer(&c);
+        return cli_usage_error(&command_completions, "name a shell: bash, zsh or fish");
+    if (optind == argc - 1)
+        return fputs(shell->text, stdout), CLI_OK;
+    argv[optind] = "help"; /* the first word is completed as the argument of `help` */
+    int skipped = optind + (optind < argc - 2);
+    typed.words = argv + skipped;
+    typed.word = argv[argc - 1];
+    typed.behind_dashes = cli_count_behind_dashes(argc - skipped, typed.words) > 0;
+    cli_see = completions_see;
+    optind = 1;
+    cli_run_command(argc - skipped, typed.words);
+    fputs(typed.kind, stdout);
     return CLI_OK;
 }

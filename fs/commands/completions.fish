@@ -2,14 +2,12 @@
 function __onepot
     set -l words (commandline -opc)[2..-1]
     set -l word (commandline -ct)
-    set -l lines (onepot completions fish -- $words (string unescape -- $word) 2>/dev/null)
-    set -l option (string match -r -- '^--[^=]*=|^' $word)
-    set -l value (string replace -r -- '^--[^=]*=' '' $word)
+    set -l lines (timeout 2 onepot completions fish -- $words (string unescape -- $word) 2>/dev/null | sed '1002,${$!d;}')
     switch "$lines[1]"
         case files
-            printf '%s\n' $option(complete -C "'' $value")
+            complete -C "'' $word"
         case directories
-            printf '%s\n' $option(complete -C "'' $value" | string match '*/')
+            complete -C "'' $word" | string match '*/'
         case programs
             set -e words[1..(contains -i -- -- $words)]
             complete -C (string join ' ' -- (string escape -- $words) $word)

@@ -399,10 +399,13 @@ if "$onepot" clean --help >/dev/null 2>&1; then completes 'clean ' ''; fi
 completes 'ls --js' --json
 completes 'cat --prog' --progress=
 completes 'ls --progress=al' always
+completes 'ls --progress al' always
 completes 'ls --progress=' auto always never
 completes 'completions ' bash zsh fish
 completes 'help verif' verify
+completes 'help verify l' ''
 completes 'extract -C tre' '(dirnames)' ''
+completes 'extract -fC tre' '(dirnames)' ''
 completes 'cat names' '(default)' ''
 completes 'pack -o paths' '(default)' ''
 if grep -q '^  order ' all_help; then completes 'order --se' --seed=; fi
@@ -418,29 +421,62 @@ done
 run 0 "$onepot" completions fish -- index --for
 says out $'--force\tmake it anew, even where a saved one still fits'
 run 2 "$onepot" completions csh
+completes 'ls -h' -h
+completes 'pack -h' -h
+run 0 "$onepot" completions fish -- pack -h
+if [ "$(grep -c '^-h' out)" -ne 1 ]; then fail "completion of a command's own -h: $(cat out)"; fi
+# The words are only looked at, whatever they ask for.
+run 0 "$onepot" completions fish -- ls --version --help --progress=bad --files-from=absent --absent --path
+printf '%s\n' words $'--path=\tthe same as PATH behind \'--\'; may be repeated' >expected
+equal out expected 'completion behind wrong options'
+if [ -s err ]; then fail "completion behind wrong options complains: $(cat err)"; fi
+run 0 "$onepot" completions fish -- pack -f -o packed_by_completion.tar tree ''
+if [ -s err ] || [ -e packed_by_completion.tar ]; then fail "completion ran a command: $(cat err)"; fi
 
 # ---- members ----
 mkdir members members/'a b'
-touch members/'a b'/one members/'a b'/$'t\two' members/'a b'/$'\xff' members/-rf members/x=1 members/x=2
+touch members/'a b'/one members/'a b'/$'t\two' members/'a b'/$'\xff' members/'a b'/$'new\nline'
+touch members/-rf members/x=1 members/x=2 members/y1 members/y\* members/d\$1 members/d\'2 members/\'q
 run 0 "$onepot" pack -o members.tar members
 completes 'cat members.tar a' 'a\ b/'
 completes "cat members.tar 'a" 'a b/'
+completes 'cat members.tar d' "d\\\$1" "d\\'2"
+completes "cat members.tar 'd" "d\$1"
+completes 'cat members.tar "d' "d'2"
+completes "cat members.tar \\'" "\\'q"
 run 0 "$onepot" completions fish -- cat members.tar 'a b/'
-printf '%s\n' names 'a b/one' >expected
+printf '%s\n' words 'a b/one' >expected
 equal out expected 'completion of names with control bytes'
+mkdir 'two words'
+cp members.tar 'two words'
+for word in "'two words/members.tar'" '"two words/members.tar"' 'two\ words/members.tar' \~/members.tar \$WORK/members.tar; do
+    HOME=$work WORK=$work completes "cat $word x=" 1 2
+done
 completes 'cat members.tar x=' 1 2
 completes 'cat members.tar -r' ''
 completes 'ls members.tar -- -r' -rf
+completes 'ls members.tar -- memb' ''
+# A name that begins with a dash would be an option, unless it is behind '--'.
+run 0 "$onepot" completions fish -- ls members.tar ''
+if grep -q '^-rf' out; then fail "completion of names that would be options: $(cat out)"; fi
+run 0 "$onepot" completions fish -- ls members.tar -- ''
+grep -qx -e -rf out || fail "completion of a name behind '--': $(cat out)"
 completes 'info members.tar --exclude=x' x=1 x=2
+completes 'info members.tar --exclude x=' 1 2
+# In a pattern these characters have a meaning of their own.
+completes 'info members.tar --exclude=y' y1
+completes 'ls members.tar --path=y' 'y\*' y1
 completes 'ls members.tar memb' '(default)' ''
 completes 'cat absent.tar a' '(default)' ''
+# The first archive among the words has them.
+completes 'ls all_help absent.tar . members.tar x=' 1 2
+completes 'ls --files-from all_help members.tar x=' 1 2
 # Of very many, the first ones and the last one.
 mkdir many
 (cd many && seq -f n%05g 3000 | xargs touch)
 run 0 "$onepot" pack -o many.tar many
-run 0 "$onepot" completions fish -- cat many.tar n
-{ echo names; seq -f n%05g 1000; echo n03000; } >expected
-equal out expected 'completion of many members'
+# shellcheck disable=SC2046 # names without spaces
+completes 'cat many.tar n' $(seq -f n%05g 1000) n03000
 # No index is made of an archive that has none: one that is saved is used.
 tar -C members -cf foreign.tar .
 completes 'cat foreign.tar x' ''

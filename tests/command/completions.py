@@ -35,6 +35,13 @@ LINES = [
     ("onepot extract packed.tar plai", "onepot extract packed.tar plain.tar"),
     ("onepot info packed.tar --include=im", "onepot info packed.tar --include=img/"),
     ("onepot cat packed.tar class=1/", "onepot cat packed.tar class=1/x.jpg"),
+    ("onepot cat 'two packed.tar' im", "onepot cat 'two packed.tar' img/"),
+    ("onepot cat packed.tar 'a b/o", "onepot cat packed.tar 'a b/one.jpg'"),
+    ("onepot cat packed.tar a\\ b/o", "onepot cat packed.tar a\\ b/one.jpg"),
+    ("onepot cat ~/packed.tar im", "onepot cat ~/packed.tar img/"),
+    ("onepot cat $HOME/packed.tar im", "onepot cat $HOME/packed.tar img/"),
+    ("onepot cat packed.tar colon", "onepot cat packed.tar colon:"),
+    ("onepot cat packed.tar back", "onepot cat packed.tar back\\\\"),
 ]
 
 # A shell must quote these names, which come from an archive.
@@ -42,7 +49,9 @@ HOSTILE = ["$(touch pwned)", "`touch pwned`", ";touch pwned", "'q", '"q', "\\b",
            "{a,b}", "<(touch pwned)", "a b", "a=b", "a:b", "@h", "~root", "'q'", "\"$(touch pwned)\""]
 
 # Folders with a quote in their name, which opens none, and what is in them.
-NESTED = ["n/\\'d/", 'n/\\"e/']
+NESTED = ["n/\\'d/", 'n/\\"e/', "\\'f/"]
+
+MANY = 1500  # more names than are shown
 
 
 class Shell:
@@ -68,22 +77,25 @@ class Shell:
             if not select.select([self.fd], [], [], max(0.0, end - time.monotonic()))[0]:
                 raise AssertionError(f"waited in vain for {text!r}; it shows {self.shown[-600:]!r}")
             data = os.read(self.fd, 4096).decode(errors="replace")
-            # Without the sequences that move the cursor or colour what is shown.
-            self.shown += re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])", "", data)
+            # Without bells, and the sequences that move the cursor or colour what is shown.
+            self.shown += re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])|\x07", "", data)
 
     def complete(self, typed, line):
         self.shown = ""
         self.type(typed + "\t")
         self.wait_for(line)
-        self.type("\x15")  # the line is given up
+        self.give_up_line()
+
+    def give_up_line(self):
+        self.type("\x15")
         self.shown = ""
         self.type("echo ne''xt\n")
         self.wait_for("next\r")
 
-    def use(self, typed, shown):
-        """The line that `typed` becomes is run."""
+    def use(self, typed, shown, then=""):
+        """The line that `typed` becomes is run, with `then` typed behind it."""
         self.shown = ""
-        self.type(typed + "\t\n")
+        self.type(f"{typed}\t{then}\n")
         self.wait_for(shown)
 
     def end(self):
@@ -105,6 +117,13 @@ def try_at_terminal(name, command, begin, bin_folder):
             shell.use(f"onepot cat packed.tar {typed}", "content nested")
         for i in range(len(HOSTILE)):
             shell.use(f"onepot cat packed.tar h{i:02}/", f"content {i}.")
+        # Of many names the last one is shown, too, so that no start is completed that it hasn't.
+        shell.use("onepot cat many.tar ", "content last", then="z")
+        # An archive on storage that hangs: the shell goes on without its members.
+        shell.type("onepot cat hangs.tar im\t")
+        with open("asked") as f:
+            f.read()
+        shell.give_up_line()
         assert not os.path.exists("pwned"), f"{name}: a name was run"
         print(f"{name}: {len(LINES)} lines, {len(HOSTILE)} hostile names: ok")
     finally:
@@ -113,16 +132,25 @@ def try_at_terminal(name, command, begin, bin_folder):
 
 def pack_names(onepot):
     members = {f"h{i:02}/{name}": f"content {i}." for i, name in enumerate(HOSTILE)}
-    members["n/'d/$(touch pwned)"] = members['n/"e/`touch pwned`'] = "content nested"
-    for name in ("img/one.jpg", "img/two.jpg", "class=1/x.jpg"):
+    for name in ("n/'d/$(touch pwned)", 'n/"e/`touch pwned`', "'f/$(touch pwned)"):
+        members[name] = "content nested"
+    for name in ("img/one.jpg", "img/two.jpg", "class=1/x.jpg", "a b/one.jpg", "colon:1", "colon:2",
+                 "back\\1", "back\\2"):
         members[name] = name
+    pack(onepot, "packed.tar", members)
+    pack(onepot, "two packed.tar", members)
+    many = {f"ma{i:04}": "" for i in range(MANY)}
+    pack(onepot, "many.tar", {**many, "mz": "content last"})
+
+
+def pack(onepot, archive, members):
     with tempfile.TemporaryDirectory() as folder:
         for name, content in members.items():
             path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w") as f:
                 f.write(content)
-        subprocess.run([onepot, "pack", "-o", "packed.tar", folder], check=True)
+        subprocess.run([onepot, "pack", "-q", "-o", archive, folder], check=True)
 
 
 def main():
@@ -131,7 +159,13 @@ def main():
         os.chdir(folder)
         bin_folder = os.path.join(folder, ".bin")
         os.mkdir(bin_folder)
-        os.symlink(onepot, f"{bin_folder}/onepot")
+        os.mkfifo("asked")
+        with open(f"{bin_folder}/onepot", "w") as f:
+            f.write(f"""#!/bin/sh
+case $1,$* in completions,*hangs.tar*) echo >asked; exec sleep 200 ;; esac
+exec '{onepot}' "$@"
+""")
+        os.chmod(f"{bin_folder}/onepot", 0o755)
         os.mkdir("folder")
         for name in ("plain.tar", "two words.tar"):
             with open(name, "wb"):

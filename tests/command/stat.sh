@@ -55,6 +55,8 @@ has_row() {
 }
 
 mount=$("$onepot" mount data.tar)
+printf '%s\n' words "$mount" >expected
+"$onepot" completions fish -- stat "${mount%/*}/" | cmp - expected || fail "the mount point is not completed"
 is "s['state'] == 'serving' and s['mountpoint'] == '$mount'"
 is "s['archive'].endswith('data.tar') and s['files'] == 20 and s['total_bytes'] == 200000"
 is "s['read_files'] == 0 and s['read_bytes'] == 0 and s['errors'] == 0"
