@@ -1682,8 +1682,6 @@ static int image_put_entries_and_names(struct image *image)
 static int image_put_content_sums(struct image *image)
 {
     const struct builder *b = image->b;
-    if (!image->has_sums)
-        return 0;
     image->header.features |= htole32(DISK_HAS_SUMS);
     int r = image_begin_section(image, SECTION_SUMS);
     for (uint32_t i = 0; r == 0 && i < b->names.count; i++) {
@@ -1699,41 +1697,30 @@ static int image_put_content_sums(struct image *image)
 
 /* ---- digest ---- */
 
-static void image_digest_name(const struct builder *b, uint32_t name, struct digest *digest)
-{
-    uint32_t number = b->names.at[name].inode;
-    const struct builder_inode *inode = &b->inodes.at[number];
-    struct digest_entry e = {
-        .name = name_text(b, name),
-        .name_len = name_length(b, name),
-        .mode = inode_attr(b, number)->mode,
-        .size = inode->size,
-        .data = inode->data,
-        .sum = number < b->sums.count ? b->sums.at[number] : 0,
-        .has_holes = inode_attr(b, number)->flags & ATTR_HOLES,
-    };
-    if (S_ISLNK(e.mode))
-        e.target = b->strings.at + inode->data;
-    digest_add(digest, &e);
-}
-
-/*
- * Done before the entries are written, as that changes the inodes. Skipped without sums: not
- * worth it.
- */
+/* Done before the entries are written, as that changes the inodes. */
 static int image_make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
-    if (!image->has_sums || image->about->sum_kind != SUM_XXH3)
-        return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)
         return r;
-    uint32_t count = (uint32_t)b->names.count;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < b->names.count; i++) {
         image_prefetch(image, i, false);
-        image_digest_name(b, image->name_at[i], &digest);
+        uint32_t name = image->name_at[i], number = b->names.at[name].inode;
+        const struct builder_inode *inode = &b->inodes.at[number];
+        const struct disk_attr *attr = inode_attr(b, number);
+        const struct digest_entry e = {
+            .name = name_text(b, name),
+            .name_len = name_length(b, name),
+            .mode = attr->mode,
+            .size = inode->size,
+            .data = inode->data,
+            .sum = number < b->sums.count ? b->sums.at[number] : 0,
+            .has_holes = attr->flags & ATTR_HOLES,
+            .target = S_ISLNK(attr->mode) ? b->strings.at + inode->data : NULL,
+        };
+        digest_add(&digest, &e);
     }
     image->header.digest_kind = htole32(digest_end(&digest, image->header.digest));
     return 0;
@@ -1772,22 +1759,24 @@ static int image_put_area(struct image *image)
         {SECTION_POINTS, b->points.at, b->points.count},
         {SECTION_WINDOWS, b->windows.at, b->windows.count},
         {SECTION_PIECES, b->pieces.at, b->pieces.count / POINT_PIECES_BYTES},
-        {SECTION_SUMS, NULL, 0},
+        {SECTION_SUMS, NULL, image->has_sums ? b->names.count : 0},
         {SECTION_WINDOW_SUMS, about->window_sums, about->window_count},
         {SECTION_LEFT_OUT, b->left_out.at, b->left_out.count / 8},
         {SECTION_LEFT_OUT_KINDS, kinds, b->left_out_count ? LEFT_OUT_KINDS : 0},
         {SECTION_XATTRS_LEFT_OUT, &xattrs_left_out, b->xattrs_left_out > 0},
         {SECTION_RECIPE, about->recipe, about->recipe_len},
     };
-    for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
-        if (sections[i].id == SECTION_SUMS) {
+    for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++) {
+        const uint64_t records = sections[i].records;
+        if (records > 0 && sections[i].id == SECTION_SUMS) {
             r = image_put_content_sums(image);
-        } else if (sections[i].records > 0) {
+        } else if (records > 0) {
             r = image_begin_section(image, sections[i].id);
             if (r == 0)
                 r = image_put(image, sections[i].bytes,
-                              sections[i].records * disk_record_bytes(sections[i].id));
+                              records * disk_record_bytes(sections[i].id));
         }
+    }
     return r < 0 ? r : image_flush(image);
 }
 
@@ -1848,7 +1837,8 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
         r = image.name_at ? builder_number(b, image.name_at) : -ENOMEM;
     if (r == 0) {
         image_begin_header(&image);
-        r = image_make_digest(&image);
+        if (image.has_sums && header->sum_kind == SUM_XXH3) /* without sums: not worth it */
+            r = image_make_digest(&image);
     }
     if (r == 0)
         r = image_put_area(&image);

@@ -496,7 +496,7 @@ static int tree_walk(struct tree *t)
         const struct tree_dir dir = t->queue.at[i];
         const struct tree_place place = dir.place;
         const char *name, *last = "";
-        size_t len, last_len = 0, put;
+        size_t len, last_len = 0, put = 0, end = 0;
         uint32_t first = 0, count = 0;
         s = place.part == TREE_MADE ? NULL : &t->sources.at[place.part];
         /* first the place's own entries, which must be in order */
@@ -514,7 +514,9 @@ static int tree_walk(struct tree *t)
         }
         if (s && r == -EUCLEAN)
             return tree_damaged(t, s);
-        for (size_t end = tree_find_names(t, place, &put); r == 0 && put < end; put++) {
+        if (r == 0 && t->names.count > 0)
+            end = tree_find_names(t, place, &put);
+        for (; r == 0 && put < end; put++) {
             const struct tree_name *n = &t->names.at[put];
             r = tree_take(t, dir.inode, n->at, n->len, n->target, n->line);
         }

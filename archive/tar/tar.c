@@ -86,14 +86,6 @@ static bool probe_read_octal(const uint8_t *field, size_t len, uint64_t *ret_val
     return i > first && (i == len || field[i] == ' ' || field[i] == 0);
 }
 
-/* Octal, with anything behind its end; binary (GNU, star); or empty. */
-static bool probe_is_number(const uint8_t *field, size_t len)
-{
-    uint64_t ignored;
-    return probe_read_octal(field, len, &ignored) || (field[0] & 0x80) ||
-           bytes_are_zero(field, len) || memcmp(field, "            ", len) == 0;
-}
-
 /* Does a member's header start here? `block` is TAR_BLOCK_BYTES long. */
 static bool tar_is_header(const uint8_t *block)
 {
@@ -111,8 +103,18 @@ static bool tar_is_header(const uint8_t *block)
     if (sum != expected && signed_sum != expected)
         return false;
 
-    return probe_is_number(block + MODE_AT, MODE_BYTES) &&
-           probe_is_number(block + SIZE_AT, SIZE_BYTES);
+    /* Mode and size: octal, with anything behind its end; binary (GNU, star); or empty. */
+    static const struct {
+        uint8_t at, bytes;
+    } numbers[] = {{MODE_AT, MODE_BYTES}, {SIZE_AT, SIZE_BYTES}};
+    for (size_t i = 0; i < 2; i++) {
+        const uint8_t *field = block + numbers[i].at;
+        size_t len = numbers[i].bytes;
+        if (!probe_read_octal(field, len, &expected) && !(field[0] & 0x80) &&
+            !bytes_are_zero(field, len) && memcmp(field, "            ", len) != 0)
+            return false;
+    }
+    return true;
 }
 
 /* How many bytes belong to this header. Less than 2^62. */

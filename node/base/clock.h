@@ -28,7 +28,7 @@ static inline uint64_t now_ns(void)
 
 static inline uint64_t now_ms(void)
 {
-    return now_ns() / 1000000;
+    return clock_now_ns(CLOCK_MONOTONIC) / 1000000;
 }
 
 /* The time of a clock in so many milliseconds, for functions that wait until then. */
