@@ -669,6 +669,15 @@ START_TEST(failure_is_returned_and_not_kept)
     atomic_store(&filler.error, 0);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     ck_assert(touch(cache, &filler, 1, BLOCK));
+    /* Nor does one get it who comes while another has still to hear of it. */
+    struct block *theirs, *next;
+    ck_assert_int_eq(block_cache_begin(cache, 2, BLOCK, &block), BLOCK_MINE);
+    ck_assert_int_eq(block_cache_begin(cache, 2, BLOCK, &theirs), BLOCK_LOADING);
+    ck_assert_int_eq(block_cache_end(cache, block, -EIO, 0), -EIO);
+    ck_assert_int_eq(block_cache_begin(cache, 2, BLOCK, &next), BLOCK_MINE);
+    ck_assert_int_eq(block_cache_wait(cache, theirs, NULL, NULL), -EIO);
+    ck_assert_int_eq(block_cache_end(cache, next, 0, BLOCK), 0);
+    block_cache_put(cache, next);
     block_cache_check_and_free(cache);
 }
 END_TEST
