@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,10 +36,7 @@
 
 enum cgroup_kind { CGROUP_V2, CGROUP_V1_MEMORY, CGROUP_V1_CPU, CGROUP_V1_CPUSET, CGROUP_KINDS };
 
-/*
- * The groups of this process, one of each hierarchy. The kernel makes the lists that tell of
- * them anew for each reader, so they are read once for all walks.
- */
+/* The groups of this process, one of each hierarchy. */
 struct cgroups {
     char *folder[CGROUP_KINDS]; /* NULL: no such hierarchy */
     size_t top[CGROUP_KINDS];   /* length of the name of the mounted hierarchy's top */
@@ -121,7 +119,6 @@ static char *cgroup_folder(const char *root, const char *path, const char *top, 
     return asprintf(&folder, "%s%s%s", root, path, below) < 0 ? NULL : folder;
 }
 
-/* Find them. `root` is prepended to all paths ("" except in tests). */
 static void cgroups_find(const char *root, struct cgroups *ret_cgroups)
 {
     auto_free char(*paths)[PATH_MAX] = calloc(CGROUP_KINDS, sizeof(*paths));
@@ -142,11 +139,33 @@ static void cgroups_find(const char *root, struct cgroups *ret_cgroups)
     }
 }
 
+static struct cgroups own_cgroups;
+
+static void cgroups_find_own(void)
+{
+    cgroups_find("", &own_cgroups);
+}
+
+/*
+ * Find the groups. `root` is prepended to all paths ("" except in tests). The kernel makes the
+ * lists that tell of them anew for each reader, and a process stays in its groups, so they are
+ * read once; the limits of a group may change, and are read each time.
+ */
+static const struct cgroups *cgroups_of(const char *root, struct cgroups *ret_of_test)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    *ret_of_test = (struct cgroups){0};
+    if (*root)
+        cgroups_find(root, ret_of_test);
+    else
+        pthread_once(&once, cgroups_find_own);
+    return *root ? ret_of_test : &own_cgroups;
+}
+
 static void cgroups_free(struct cgroups *cgroups)
 {
     for (int kind = 0; kind < CGROUP_KINDS; kind++)
         free(cgroups->folder[kind]);
-    *cgroups = (struct cgroups){0};
 }
 
 /* The process's own group, to be freed; NULL without such a hierarchy. */
@@ -198,14 +217,14 @@ static void budget_see_available(const char *root, budget_see *see, void *ctx)
 
 void budget_explain(const char *root, budget_see *see, void *ctx)
 {
-    struct cgroups cgroups;
+    struct cgroups of_test;
+    const struct cgroups *cgroups = cgroups_of(root, &of_test);
     budget_see_available(root, see, ctx);
-    cgroups_find(root, &cgroups);
-    budget_see_levels(&cgroups, CGROUP_V2, "memory.max", "memory.current", see, ctx);
-    budget_see_levels(&cgroups, CGROUP_V2, "memory.high", "memory.current", see, ctx);
-    budget_see_levels(&cgroups, CGROUP_V1_MEMORY, "memory.limit_in_bytes",
+    budget_see_levels(cgroups, CGROUP_V2, "memory.max", "memory.current", see, ctx);
+    budget_see_levels(cgroups, CGROUP_V2, "memory.high", "memory.current", see, ctx);
+    budget_see_levels(cgroups, CGROUP_V1_MEMORY, "memory.limit_in_bytes",
                       "memory.usage_in_bytes", see, ctx);
-    cgroups_free(&cgroups);
+    cgroups_free(&of_test);
 }
 
 /* budget_see */
@@ -380,17 +399,17 @@ void cpus_look(const char *root, struct cpus *ret_cpus)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     *ret_cpus =
         (struct cpus){.mask = cpus_mask_count(), .online = online > 0 ? (unsigned)online : 0};
-    struct cgroups cgroups;
-    cgroups_find(root, &cgroups);
+    struct cgroups of_test;
+    const struct cgroups *cgroups = cgroups_of(root, &of_test);
     for (unsigned i = 0; i < 2; i++) {
-        auto_free char *folder = cgroup_own(&cgroups, quotas[i]);
-        for (bool more = folder; more; more = cgroup_up(&cgroups, quotas[i], folder))
+        auto_free char *folder = cgroup_own(cgroups, quotas[i]);
+        for (bool more = folder; more; more = cgroup_up(cgroups, quotas[i], folder))
             cpus_see_quota(folder, quotas[i], &ret_cpus->quota);
     }
-    ret_cpus->cpuset = cpus_see_set(&cgroups, CGROUP_V1_CPUSET);
+    ret_cpus->cpuset = cpus_see_set(cgroups, CGROUP_V1_CPUSET);
     if (ret_cpus->cpuset == 0)
-        ret_cpus->cpuset = cpus_see_set(&cgroups, CGROUP_V2);
-    cgroups_free(&cgroups);
+        ret_cpus->cpuset = cpus_see_set(cgroups, CGROUP_V2);
+    cgroups_free(&of_test);
 }
 
 unsigned cpus_allowed(void)

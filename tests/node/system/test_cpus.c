@@ -3,6 +3,12 @@
  * files that looks like a node's; and when a mask may be widened.
  */
 #include "cpus.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
 #include "made_up_node.h"
 #include "suite.h"
 
@@ -104,6 +110,22 @@ START_TEST(a_mask_is_widened_to_what_the_job_has_and_never_to_the_node)
 }
 END_TEST
 
+/* The lists that tell of the groups are gone afterwards, and the groups' files are there. */
+START_TEST(groups_are_found_once)
+{
+    struct cpus before, now;
+    cpus_look("", &before);
+    if (before.cpuset == 0 || geteuid() != 0 || unshare(CLONE_NEWNS) < 0 ||
+        mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
+        mount("none", "/proc", "tmpfs", 0, NULL) < 0) {
+        printf("skipped: needs a set of CPUs and a mount namespace\n");
+        return;
+    }
+    cpus_look("", &now);
+    ck_assert_uint_eq(now.cpuset, before.cpuset);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("cpus");
@@ -115,6 +137,7 @@ int main(void)
     tcase_add_test(c, version_2_the_nearest_set_counts);
     tcase_add_test(c, what_can_not_be_understood_is_no_limit);
     tcase_add_test(c, a_mask_is_widened_to_what_the_job_has_and_never_to_the_node);
+    tcase_add_test(c, groups_are_found_once);
     suite_add_tcase(s, c);
     return run_suite(s);
 }
