@@ -87,7 +87,7 @@ static bool is_in_pieces(const struct onepot_archive *archive)
     return true;
 }
 
-static int check_room(const struct dataset *d, uint64_t room, struct onepot_error *error)
+static int upload_check_room(const struct dataset *d, uint64_t room, struct onepot_error *error)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < d->fileset_count; i++)
@@ -224,7 +224,7 @@ int locked_new(struct onepot_device *device, const struct onepot_archive *archiv
     if (!is_in_pieces(archive))
         return error_set(error, -ENOTSUP,
                          "a device can only gather samples that are stored in one piece");
-    int r = check_room(d, room_bytes, error);
+    int r = upload_check_room(d, room_bytes, error);
     if (r < 0)
         return r;
     struct locked *l = calloc(1, sizeof(*l));

@@ -422,7 +422,7 @@ LOOP uint8_t narrowed(int32_t value)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-static void any_widen(int16_t *to, const uint8_t *from, size_t count)
+static void resample_any_widen(int16_t *to, const uint8_t *from, size_t count)
 {
     loop_widen(to, from, count);
 }
@@ -433,8 +433,9 @@ LOOP const int16_t *ring_row(const int16_t *ring, size_t values, uint32_t rows, 
     return ring + pixel % rows * values;
 }
 
-static void any_vertical(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                         struct filter_span span, const int16_t *weights)
+static void resample_any_vertical(int16_t *to, const int16_t *ring, size_t values,
+                                  uint32_t rows, struct filter_span span,
+                                  const int16_t *weights)
 {
     for (size_t at = 0; at < values; at += 32) {
         eight sum[4] = {{0}};
@@ -448,7 +449,8 @@ static void any_vertical(int16_t *to, const int16_t *ring, size_t values, uint32
     }
 }
 
-static void any_horizontal(uint8_t *to, const int16_t *line, const struct filter *filter)
+static void resample_any_horizontal(uint8_t *to, const int16_t *line,
+                                    const struct filter *filter)
 {
     for (uint32_t i = 0; i < filter->count; i++) {
         const int16_t *pixel = line + (size_t)(filter->spans[i].first - filter->begin) * 4;
@@ -462,18 +464,19 @@ static void any_horizontal(uint8_t *to, const int16_t *line, const struct filter
     }
 }
 
-static const struct resample_loops loops_any = {any_vertical, any_horizontal, any_widen};
+static const struct resample_loops loops_any = {resample_any_vertical, resample_any_horizontal,
+                                                resample_any_widen};
 
 /* ---- many weights ---- */
 
-static int16_t many_rounded(int32_t sum)
+static int16_t resample_many_rounded(int32_t sum)
 {
     return (int16_t)((sum + (1 << FILTER_BITS)) >> (FILTER_BITS + 1));
 }
 
-static void many_vertical(int16_t *restrict to, const int16_t *restrict ring, size_t values,
-                          uint32_t rows, struct filter_span span,
-                          const int16_t *restrict weights)
+static void resample_many_vertical(int16_t *restrict to, const int16_t *restrict ring,
+                                   size_t values, uint32_t rows, struct filter_span span,
+                                   const int16_t *restrict weights)
 {
     for (size_t at = 0; at < values; at += LANES) {
         int32_t sum[LANES] = {0};
@@ -483,11 +486,12 @@ static void many_vertical(int16_t *restrict to, const int16_t *restrict ring, si
                 sum[lane] += row[lane] * weights[t];
         }
         for (unsigned lane = 0; lane < LANES; lane++)
-            to[at + lane] = many_rounded(sum[lane]);
+            to[at + lane] = resample_many_rounded(sum[lane]);
     }
 }
 
-static void many_horizontal(uint8_t *to, const int16_t *line, const struct filter *filter)
+static void resample_many_horizontal(uint8_t *to, const int16_t *line,
+                                     const struct filter *filter)
 {
     for (uint32_t i = 0; i < filter->count; i++) {
         const int16_t *pixel = line + (size_t)(filter->spans[i].first - filter->begin) * 4;
@@ -498,11 +502,12 @@ static void many_horizontal(uint8_t *to, const int16_t *line, const struct filte
             for (unsigned lane = 0; lane < 8; lane++)
                 sum[lane] += pixel[lane] * weights[lane];
         for (unsigned c = 0; c < 4; c++)
-            to[4 * (size_t)i + c] = narrowed(many_rounded(sum[c] + sum[4 + c]));
+            to[4 * (size_t)i + c] = narrowed(resample_many_rounded(sum[c] + sum[4 + c]));
     }
 }
 
-static const struct resample_loops loops_many = {many_vertical, many_horizontal, any_widen};
+static const struct resample_loops loops_many = {resample_many_vertical,
+                                                 resample_many_horizontal, resample_any_widen};
 
 /* ---- AVX2 ---- */
 

@@ -106,7 +106,7 @@ static int take_index(PyObject *given, uint64_t samples, int from_end, uint64_t 
     return -1;
 }
 
-static int grow_indices(uint64_t **indices, size_t *room)
+static int module_grow_indices(uint64_t **indices, size_t *room)
 {
     size_t more = *room ? 2 * *room : 64;
     uint64_t *moved = more > PY_SSIZE_T_MAX / sizeof(**indices)
@@ -127,9 +127,9 @@ uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize
     PyObject *items = PyObject_GetIter(given), *item;
     uint64_t *indices = NULL;
     size_t count = 0, room = 0;
-    int r = items ? grow_indices(&indices, &room) : -1;
+    int r = items ? module_grow_indices(&indices, &room) : -1;
     while (r == 0 && (item = PyIter_Next(items))) {
-        r = count == room ? grow_indices(&indices, &room) : 0;
+        r = count == room ? module_grow_indices(&indices, &room) : 0;
         if (r == 0)
             r = take_index(item, samples, from_end, &indices[count++]);
         Py_DECREF(item);
