@@ -122,6 +122,7 @@ START_TEST(groups_are_found_once)
         return;
     }
     cpus_look("", &now);
+    ck_assert_int_eq(umount2("/proc", MNT_DETACH), 0); /* who looks for leaks needs it */
     ck_assert_uint_eq(now.cpuset, before.cpuset);
 }
 END_TEST
