@@ -93,17 +93,17 @@ static bool is_owner_trusted(const struct place *at)
 
 /*
  * May its filesystem say who owns what? A user's FUSE program says anything. The question is
- * new only where a mount begins. The type decides where the mount is not listed: a kernel may
- * list no numbers, and a root that chroot made need be no mount.
+ * new only where a mount begins; who gave this process its root (above_fd < 0) could give it
+ * anything. The type decides where a kernel lists no numbers.
  */
 static bool is_filesystem_trusted(int fd, int above_fd)
 {
     struct statfs fs;
     struct mount_entry mount;
-    int r = mountinfo_of(fd, above_fd, &mount);
+    int r = above_fd < 0 ? 1 : mountinfo_of(fd, above_fd, &mount);
     if (r == 1)
         return true;
-    if (r == -ENOTSUP || (r == -ENOENT && above_fd < 0))
+    if (r == -ENOTSUP)
         return fstatfs(fd, &fs) == 0 && fs.f_type != MAGIC_FUSE;
     return r == 0 && (mount.uid == 0 || mount.uid == geteuid() || mount.uid == place_uid());
 }
