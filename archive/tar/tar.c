@@ -412,7 +412,6 @@ void tar_describe(struct archive_entry *entry, struct node *member, struct tar_o
     member->mode = S_IFREG | attributes_permissions(entry);
     member->uid = tar_owner(archive_entry_uid(entry), odd);
     member->gid = tar_owner(archive_entry_gid(entry), odd);
-    member->has_pieces = archive_entry_sparse_count(entry) > 0;
     attributes_mtime(entry, member);
 }
 
@@ -1328,6 +1327,7 @@ static int tar_walk_read_member(struct walk *w)
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
         .data_offset = tar_walk_at(w),
         .header_offset = tar_walk_header_at(w),
+        .has_pieces = archive_entry_sparse_count(w->entry) > 0,
     };
     tar_describe(w->entry, &member, &w->odd);
     if (archive_entry_size(w->entry) < 0)

@@ -88,7 +88,7 @@ const char *tar_complaint(struct archive *a);
 
 /* ---- attributes of a member ---- */
 
-/* Fills in permissions (as of a regular file), owners, time, and whether there are holes. */
+/* Fills in permissions (as of a regular file), owners and time. */
 void tar_describe(struct archive_entry *entry, struct node *member, struct tar_oddities *odd);
 
 /*
