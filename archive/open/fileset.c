@@ -2091,8 +2091,8 @@ static int part_open(struct part *part, const struct fileset_options *options)
     int r = fileset->path ? fileset_open_index(&o, fault) : -ENOMEM;
     if (r == 0 && own.compose) {
         /*
-         * What it asks for takes the place of the index. composed_open_saved has looked for
-         * that, except for a stream's; what another process has saved since is made once more.
+         * The tree that it asks for takes the index's place. composed_open_saved has looked for
+         * it, except for a stream's; what another process has saved since is made once more.
          */
         if (!o.steps.done)
             r = o.compression || fileset->compression ? composed_recall(&o.steps) : -ENOENT;

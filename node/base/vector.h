@@ -24,7 +24,7 @@
         size_t count, capacity;                                                                \
     }
 
-/* What vector_reserve calls where there is no room: 0 or -ENOMEM. */
+/* Grow; vector_reserve calls it where there is no room. 0 or -ENOMEM. */
 int vector_grow(void *at, size_t count, size_t more, size_t *capacity, size_t item_bytes);
 
 /* Make room for `more` items beyond `count`: 0 or -ENOMEM. */
