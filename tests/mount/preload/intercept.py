@@ -13,6 +13,7 @@ import textwrap
 
 import harness
 import life
+from slow import Slow
 from tars import write_folder
 from harness import Skip, check, check_equal, directly_read, environment, need_program, onepot, run, wait_for
 
@@ -878,25 +879,28 @@ def test_bytes_that_are_not_in_memory(work):
 
 def test_a_copy_on_this_node(work):
     """Staged from far away: through the mount until all of the copy is there, then directly."""
-    archive = make_folder(work)
-    os.environ["ONEPOT_ASSUME_REMOTE"] = "1"
-    try:
-        result = intercepted(work, archive, PYTHON, "-c", textwrap.dedent("""
-            import json, sys, time
-            top = sys.argv[1]
-            for _ in range(3000):
+    source = work.make("source")
+    make_folder(work, name="source/data.tar", files={"big": 300000, "rest": 30000000})
+    with Slow(work, "--bandwidth=20M", "--pages=none", source) as slow:
+        onepot("run", "--intercept=on", "--stage", slow / "data.tar", "--", PYTHON, "-c", textwrap.dedent("""
+            import json, random, sys, time
+            top, big = sys.argv[1], random.Random("big").randbytes(300000)
+            for i in range(3000):
                 with open(top + "/in/big", "rb") as f:
-                    assert len(f.read()) == 300000
+                    assert f.read() == big, "other bytes"
                 with open(top + "/.onepot/stat.json") as f:
-                    if json.load(f)["direct_files"] > 0:
-                        break
+                    told = json.load(f)
+                stage = told["stage"]
+                is_whole = stage["here_bytes"] == stage["bytes"]
+                assert i > 0 or not is_whole, "the storage is not slow"
+                if told["direct_bytes"] > 0:
+                    assert is_whole, told
+                    break
                 time.sleep(0.02)
             else:
                 sys.exit("nothing is read directly")
-        """), "{}", arguments=["--stage"], passes=["ONEPOT_ASSUME_REMOTE"])
-    finally:
-        del os.environ["ONEPOT_ASSUME_REMOTE"]
-    check(directly_read(work), result.stderr)
+        """), "{}", env=environment())
+    life.check_nothing_left("the command")
 
 
 def test_directories_are_listed_where_opens_are_slow(work):
