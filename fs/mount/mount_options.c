@@ -379,6 +379,21 @@ static int read_bytes(void *ctx)
     return 0;
 }
 
+/* Is it a file in memory or on a disk of this node? Its filesystem is not asked. */
+static bool is_on_this_node(const char *word)
+{
+    static const char types[] = " tmpfs ramfs ext2 ext3 ext4 xfs btrfs f2fs zfs ";
+    auto_close int fd = *word == '@' ? -1 : syscall_open_known(word); /* @: a list of words */
+    struct mount_entry mount;
+    struct stat st;
+    char type[sizeof(mount.type) + 2];
+
+    if (fd < 0 || mountinfo_of(fd, -1, &mount) < 0)
+        return false;
+    snprintf(type, sizeof(type), " %s ", mount.type);
+    return strstr(types, type) && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 /*
  * Does the storage of the archives answer? A child asks, since some filesystems don't let even
  * a killed process go before they answer.
@@ -387,7 +402,12 @@ static int check_storage(const struct mount_options *o, int failed)
 {
     const uint64_t limit_ms = o->io_timeout_s ? o->io_timeout_s * UINT64_C(1000) : INT_MAX;
     char name[CLI_NAME_LEN];
+    size_t near = 0;
 
+    while (near < o->archive_count && is_on_this_node(o->archives[near]))
+        near++;
+    if (near == o->archive_count)
+        return CLI_GO_ON;
     if (process_try(read_bytes, (void *)o, (int)min_u64(limit_ms, INT_MAX)) != -ETIMEDOUT)
         return CLI_GO_ON;
     cli_failf(cli_name_of(o->archives, o->archive_count, name),

@@ -27,6 +27,9 @@
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
 
 /*
  * Does this errno say that the call is not to be had here? For calls with another way, which
@@ -89,6 +92,18 @@ static inline int syscall_pidfd_open(pid_t pid)
 {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     return fd < 0 ? -errno : fd;
+}
+
+/*
+ * Open a path (O_PATH) of which the kernel has all names in memory: no filesystem is asked. -1:
+ * one would have to be, or the kernel can't (before Linux 5.12).
+ */
+static inline int syscall_open_known(const char *path)
+{
+    const struct {
+        uint64_t flags, mode, resolve;
+    } how = {.flags = O_PATH | O_CLOEXEC, .resolve = 0x20}; /* RESOLVE_CACHED */
+    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof(how));
 }
 
 /* Close the descriptors first to last, both included; one by one before Linux 5.9. */

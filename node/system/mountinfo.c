@@ -8,6 +8,8 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,7 +105,7 @@ static int mountinfo_look(const char *path, int id, struct mount_entry *ret_entr
     if (!list)
         return -errno;
     int r = -ENOENT;
-    while (mount_line_next(list, &text, &size, &line)) {
+    while ((path || r < 0) && mount_line_next(list, &text, &size, &line)) {
         if ((!path && line.id != id) || !mount_unescape(line.path, at) ||
             (path && strcmp(at, path) != 0))
             continue;
@@ -119,11 +121,38 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry)
     return mountinfo_look(path, -1, ret_entry);
 }
 
+/* The number of a mount, as statx(2) tells it since Linux 5.8: it asks the filesystem nothing.
+ * -1: it does not tell. */
+static int statx_id(int fd, const char *path)
+{
+    enum { MASK = 0x1000, AT = 0x90 }; /* STATX_MNT_ID; of stx_mnt_id in struct statx */
+    struct statx st = {0};
+    uint64_t id;
+    if (statx(fd, path, AT_EMPTY_PATH | AT_STATX_DONT_SYNC, MASK, &st) < 0 ||
+        !(st.stx_mask & MASK))
+        return -1;
+    memcpy(&id, (const char *)&st + AT, sizeof(id));
+    return (int)id;
+}
+
+/* Does statx tell it here? Before Linux 4.20 it may ask a FUSE program, which may hang; so
+ * another filesystem is tried. */
+static bool statx_tells(void)
+{
+    static _Atomic int tells = -1;
+    if (tells < 0)
+        tells = statx_id(AT_FDCWD, "/proc") >= 0;
+    return tells;
+}
+
 /* The number by which the kernel lists the mount of a descriptor; -1: it does not tell. */
 static int mountinfo_id(int fd)
 {
     static const char word[] = "\nmnt_id:";
     char path[64], text[512];
+    int id = statx_tells() ? statx_id(fd, "") : -1;
+    if (id >= 0)
+        return id;
     snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
     const char *at = proc_text(path, text, sizeof(text)) == 0 ? strstr(text, word) : NULL;
     return at ? atoi(at + strlen(word)) : -1;

@@ -135,9 +135,19 @@ static int runtime_open_once(const char *folder, bool create, int *ret_fd,
     return r == -EXDEV ? -EPERM : r;
 }
 
+/* Without a look at the folders above, most often there is none. By O_PATH, which asks a FUSE
+ * program that is mounted there nothing. */
+static bool runtime_may_be(const char *folder)
+{
+    auto_close int fd = open(folder, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    return fd >= 0 || errno != ENOENT;
+}
+
 int runtime_open(const char *folder, bool create, int *ret_fd)
 {
     struct place refused;
+    if (!create && !runtime_may_be(folder))
+        return -ENOENT;
     int r = runtime_open_once(folder, create, ret_fd, &refused);
     for (int again = 0; create && r == -ENOENT && again < AGAIN_MOST; again++)
         r = runtime_open_once(folder, create, ret_fd, &refused);

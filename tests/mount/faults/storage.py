@@ -360,9 +360,10 @@ def stuck(slow, *command):
 def test_storage_that_never_answers_holds_no_mount(work):
     source = make_source(work)
     with Slow(work, "--toggle=stall", "--pages=none", source) as slow:
-        archive = slow / "data.tar"
+        archive, link = slow / "data.tar", work / "link.tar"
+        os.symlink(archive, link)
         for status, command in ((1, ["mount", archive]), (125, ["run", archive, "--", "true"]),
-                                (1, ["mount", "-f", archive])):
+                                (1, ["mount", "-f", archive]), (1, ["mount", link])):
             with stuck(slow, command[0], "--io-timeout", "3", *command[1:]) as started:
                 code, _, errors = life.ended(started, 60)
             check_equal(code, status, f"the status of {command}")
