@@ -78,6 +78,14 @@ command:mpicc.openmpi libopenmpi-dev
 command:mpirun.openmpi openmpi-bin
 '
 
+# For .ci/nightly: a batch system on this node (tests/mpi/slurm).
+# shellcheck disable=SC2034
+slurm_helps='
+command:slurmd slurm-wlm
+command:munged munge
+command:ip iproute2
+'
+
 # shellcheck disable=SC2034
 check_needs='
 command:clang clang
