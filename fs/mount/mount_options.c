@@ -1,11 +1,13 @@
 /*
  * Options of mount and run.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/capability.h>
+#include <linux/major.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +23,7 @@
 #include "job.h"
 #include "mountinfo.h"
 #include "numbers.h"
+#include "path.h"
 #include "place.h"
 #include "process.h"
 #include "source_retry.h"
@@ -379,7 +382,20 @@ static int read_bytes(void *ctx)
     return 0;
 }
 
-/* Is it a file in memory or on a disk of this node? Its filesystem is not asked. */
+static bool is_empty_folder(int fd)
+{
+    auto_closedir DIR *dir = path_list(fd);
+    bool is_empty = dir != NULL;
+    for (const struct dirent *e; is_empty && (e = readdir(dir));)
+        is_empty = path_is_dots(e->d_name);
+    return is_empty;
+}
+
+/*
+ * Is it a file in memory or on a disk of this node, or an empty folder there, as a mount point
+ * is? A filesystem may hang, so it is asked nothing before its type is known. The disks of a
+ * SAN are not told apart.
+ */
 static bool is_on_this_node(const char *word)
 {
     static const char types[] = " tmpfs ramfs ext2 ext3 ext4 xfs btrfs f2fs zfs ";
@@ -391,7 +407,10 @@ static bool is_on_this_node(const char *word)
     if (fd < 0 || mountinfo_of(fd, -1, &mount) < 0)
         return false;
     snprintf(type, sizeof(type), " %s ", mount.type);
-    return strstr(types, type) && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    if (!strstr(types, type) || mount.dev_major == LOOP_MAJOR || mount.dev_major == NBD_MAJOR ||
+        fstat(fd, &st) < 0)
+        return false;
+    return S_ISREG(st.st_mode) || (S_ISDIR(st.st_mode) && is_empty_folder(fd));
 }
 
 /*

@@ -95,15 +95,16 @@ static inline int syscall_pidfd_open(pid_t pid)
 }
 
 /*
- * Open a path (O_PATH) of which the kernel has all names in memory: no filesystem is asked. -1:
- * one would have to be, or the kernel can't (before Linux 5.12).
+ * Open a path (O_PATH) all names of which the kernel has in memory: no filesystem is asked.
+ * -EAGAIN: one would have to be; -EINVAL, -ENOSYS: the kernel can't, before Linux 5.12.
  */
 static inline int syscall_open_known(const char *path)
 {
     const struct {
         uint64_t flags, mode, resolve;
     } how = {.flags = O_PATH | O_CLOEXEC, .resolve = 0x20}; /* RESOLVE_CACHED */
-    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof(how));
+    int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof(how));
+    return fd < 0 ? -errno : fd;
 }
 
 /* Close the descriptors first to last, both included; one by one before Linux 5.9. */

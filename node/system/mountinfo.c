@@ -103,7 +103,7 @@ static int mountinfo_look(const char *path, int id, struct mount_entry *ret_entr
     char at[PATH_MAX];
     auto_fclose FILE *list = fopen("/proc/self/mountinfo", "re");
     if (!list)
-        return -errno;
+        return path ? -errno : -ENOTSUP;
     int r = -ENOENT;
     while ((path || r < 0) && mount_line_next(list, &text, &size, &line)) {
         if ((!path && line.id != id) || !mount_unescape(line.path, at) ||
@@ -121,8 +121,7 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry)
     return mountinfo_look(path, -1, ret_entry);
 }
 
-/* The number of a mount, as statx(2) tells it since Linux 5.8: it asks the filesystem nothing.
- * -1: it does not tell. */
+/* The number of a mount by statx(2). -1: it does not tell, before Linux 5.8. */
 static int statx_id(int fd, const char *path)
 {
     enum { MASK = 0x1000, AT = 0x90 }; /* STATX_MNT_ID; of stx_mnt_id in struct statx */
@@ -135,8 +134,7 @@ static int statx_id(int fd, const char *path)
     return (int)id;
 }
 
-/* Does statx tell it here? Before Linux 4.20 it may ask a FUSE program, which may hang; so
- * another filesystem is tried. */
+/* A kernel that tells it of /proc (5.8) asks no FUSE program for it (since 4.20). */
 static bool statx_tells(void)
 {
     static _Atomic int tells = -1;
@@ -145,14 +143,11 @@ static bool statx_tells(void)
     return tells;
 }
 
-/* The number by which the kernel lists the mount of a descriptor; -1: it does not tell. */
-static int mountinfo_id(int fd)
+/* The number of a mount by /proc, for which no filesystem is called. -1: it does not tell. */
+static int fdinfo_id(int fd)
 {
     static const char word[] = "\nmnt_id:";
     char path[64], text[512];
-    int id = statx_tells() ? statx_id(fd, "") : -1;
-    if (id >= 0)
-        return id;
     snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
     const char *at = proc_text(path, text, sizeof(text)) == 0 ? strstr(text, word) : NULL;
     return at ? atoi(at + strlen(word)) : -1;
@@ -160,11 +155,17 @@ static int mountinfo_id(int fd)
 
 int mountinfo_of(int fd, int other_fd, struct mount_entry *ret_entry)
 {
-    int id = mountinfo_id(fd);
-    if (id < 0)
+    bool is_quick = other_fd >= 0 && statx_tells();
+    int id = is_quick ? statx_id(fd, "") : -1, other = is_quick ? statx_id(other_fd, "") : -1;
+    if (id < 0 && (id = fdinfo_id(fd)) < 0)
         return -ENOTSUP;
-    return other_fd >= 0 && id == mountinfo_id(other_fd) ? 1
-                                                         : mountinfo_look(NULL, id, ret_entry);
+    if (other_fd >= 0 && other < 0)
+        other = fdinfo_id(other_fd);
+    if (id == other)
+        return 1;
+    int r = mountinfo_look(NULL, id, ret_entry);
+    /* Before Linux 5.8 a line is passed over if an earlier mount ends between two reads. */
+    return r == -ENOENT ? mountinfo_look(NULL, id, ret_entry) : r;
 }
 
 /* The first place of the device that is, or is not, this path; NULL: any. */

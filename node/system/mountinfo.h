@@ -28,7 +28,8 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 int mountinfo_resolve(const char *path, char ret_path[PATH_MAX]);
 
 /*
- * The mount that an open file or folder is in. Nothing is asked of its filesystem.
+ * The mount that an open file or folder is in. Its filesystem is asked nothing; with another
+ * one, a FUSE program is asked nothing.
  * 1: `other_fd` (-1: none) is in the same one, and that is all. -ENOENT: it is listed no more;
  * -ENOTSUP: the kernel or a missing /proc does not tell.
  */

@@ -135,8 +135,8 @@ static int runtime_open_once(const char *folder, bool create, int *ret_fd,
     return r == -EXDEV ? -EPERM : r;
 }
 
-/* Without a look at the folders above, most often there is none. By O_PATH, which asks a FUSE
- * program that is mounted there nothing. */
+/* Is there anything of this name? Most often not, and then the folders above need not be
+ * judged. O_PATH asks nothing of a FUSE program that is mounted there. */
 static bool runtime_may_be(const char *folder)
 {
     auto_close int fd = open(folder, O_PATH | O_NOFOLLOW | O_CLOEXEC);

@@ -885,14 +885,13 @@ def test_a_copy_on_this_node(work):
         onepot("run", "--intercept=on", "--stage", slow / "data.tar", "--", PYTHON, "-c", textwrap.dedent("""
             import json, random, sys, time
             top, big = sys.argv[1], random.Random("big").randbytes(300000)
-            for i in range(3000):
+            for _ in range(3000):
                 with open(top + "/in/big", "rb") as f:
                     assert f.read() == big, "other bytes"
                 with open(top + "/.onepot/stat.json") as f:
                     told = json.load(f)
                 stage = told["stage"]
                 is_whole = stage["here_bytes"] == stage["bytes"]
-                assert i > 0 or not is_whole, "the storage is not slow"
                 if told["direct_bytes"] > 0:
                     assert is_whole, told
                     break

@@ -18,6 +18,7 @@
 #include "pause.h"
 #include "remove_tree.h"
 #include "suite.h"
+#include "syscalls.h"
 #include "text.h"
 #include "vector.h"
 
@@ -331,6 +332,19 @@ START_TEST(long_pause_is_ended_by_another_thread)
 }
 END_TEST
 
+START_TEST(path_is_opened_if_its_names_are_in_memory)
+{
+    int fd = syscall_open_known("/");
+    if (fd == -EINVAL || fd == -ENOSYS || fd == -EPERM) {
+        fprintf(stderr, "skipped: the kernel can't tell\n");
+        return;
+    }
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+    ck_assert_int_eq(syscall_open_known("/proc/self/fd/0"), -EAGAIN);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("toolkit");
@@ -351,6 +365,7 @@ int main(void)
     tcase_add_test(tests, name_that_leads_elsewhere_is_another_file);
     tcase_add_test(tests, tree_is_removed_however_deep_and_closed_but_not_what_it_links_to);
     tcase_add_test(tests, tree_is_left_when_the_time_is_over);
+    tcase_add_test(tests, path_is_opened_if_its_names_are_in_memory);
     tcase_add_test(tests, long_pause_is_ended_by_another_thread);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -292,6 +292,22 @@ START_TEST(a_path_that_is_none_is_an_error)
 }
 END_TEST
 
+START_TEST(without_a_list_of_mounts_the_type_decides)
+{
+    const char *path = under("mounted");
+    if (!is_root())
+        return;
+    make("mounted", geteuid(), 0700);
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
+        mount("none", path, "tmpfs", 0, "mode=0700") < 0 ||
+        mount("none", "/proc", "tmpfs", 0, NULL) < 0) {
+        fprintf(stderr, "skipped: needs a mount namespace\n");
+        return;
+    }
+    ck_assert_int_eq(judge(path, PLACE_SHARED, NULL), 0);
+}
+END_TEST
+
 /* ---- user namespaces ---- */
 
 static void write_map(const char *file, const char *text)
@@ -397,6 +413,7 @@ int main(void)
     tcase_add_test(c, links_lead_where_they_lead_and_that_is_judged);
     tcase_add_test(c, a_file_is_judged_as_folders_are);
     tcase_add_test(c, a_path_that_is_none_is_an_error);
+    tcase_add_test(c, without_a_list_of_mounts_the_type_decides);
     tcase_add_test(c, in_a_user_namespace_root_is_known_by_its_folders_names);
     tcase_add_test(c, without_a_number_nothing_is_ours);
     suite_add_tcase(s, c);
