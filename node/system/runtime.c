@@ -20,6 +20,7 @@
 #include "clock.h"
 #include "fault.h"
 #include "file_id.h"
+#include "numbers.h"
 #include "path.h"
 #include "place.h"
 
@@ -197,27 +198,36 @@ static void runtime_remove(const char *folder, int folder_fd)
 
 /* ---- the registry: its lock ---- */
 
-static int lock_before(int fd, uint64_t end_ms)
+/*
+ * Time in which this process did not get to run doesn't count: then the lock's holder may not
+ * have run, either.
+ */
+static int lock_wait(int fd)
 {
+    uint64_t last_ms = now_ms(), waited_ms = 0;
+
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return -errno;
-        if (now_ms() > end_ms)
+        if (waited_ms > LOCK_WAIT_MS)
             return -ETIMEDOUT;
         poll(NULL, 0, LOCK_POLL_MS);
+        uint64_t ms = now_ms();
+        waited_ms += min_u64(ms - last_ms, 2 * LOCK_POLL_MS);
+        last_ms = ms;
     }
     return 0;
 }
 
 /* -ESTALE: the folder was removed while we waited for its lock. Takes over `fd` on success. */
-static int lock_until(const char *path, int fd, uint64_t end_ms, struct registry *ret_registry)
+static int lock_folder(const char *path, int fd, struct registry *ret_registry)
 {
     struct stat st;
     auto_close int lock_fd =
         openat(fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (lock_fd < 0)
         return errno == ENOENT ? -ESTALE : -errno;
-    int r = lock_before(lock_fd, end_ms);
+    int r = lock_wait(lock_fd);
     if (r < 0)
         return r;
     if (fstat(lock_fd, &st) < 0)
@@ -232,7 +242,6 @@ static int lock_until(const char *path, int fd, uint64_t end_ms, struct registry
 
 int registry_lock(const char *path, bool create, struct registry *ret_registry)
 {
-    uint64_t end_ms = now_ms() + LOCK_WAIT_MS;
     int r;
 
     if (strlen(path) >= sizeof(ret_registry->path))
@@ -241,7 +250,7 @@ int registry_lock(const char *path, bool create, struct registry *ret_registry)
         auto_close int fd = -1;
         r = runtime_open(path, create, &fd);
         if (r == 0)
-            r = lock_until(path, fd, end_ms, ret_registry);
+            r = lock_folder(path, fd, ret_registry);
         if (r == 0)
             steal_fd(&fd);
     } while (r == -ESTALE);
@@ -253,7 +262,7 @@ int registry_lock_open(const char *path, int fd, struct registry *ret_registry)
     auto_close int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return -errno;
-    int r = lock_until(path, own, now_ms() + LOCK_WAIT_MS, ret_registry);
+    int r = lock_folder(path, own, ret_registry);
     if (r == 0)
         steal_fd(&own);
     return r == -ESTALE ? -ENOENT : r;
