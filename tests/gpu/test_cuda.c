@@ -694,7 +694,9 @@ START_TEST(memory_that_is_given_up_keeps_nobody_waiting)
     ck_assert_int_eq(onepot_loader_new(two_sizes, &options, &error, &loader), 0);
     gpu->spin(gpu->stream(false));
     int r = 1;
-    for (unsigned i = 0; i < 4 * FILES && r >= 0; i++) {
+    /* On a busy machine more than one call may time out before it is given up. */
+    for (unsigned i = 0; r >= 0 ? i < 4 * FILES : r == -ETIMEDOUT && gpu->frees_waiting() == 0;
+         i++) {
         r = onepot_loader_next(loader, 20, &error, &b);
         if (r > 0)
             onepot_batch_release(b);
