@@ -382,15 +382,6 @@ static int read_bytes(void *ctx)
     return 0;
 }
 
-static bool is_empty_folder(int fd)
-{
-    auto_closedir DIR *dir = path_list(fd);
-    bool is_empty = dir != NULL;
-    for (const struct dirent *e; is_empty && (e = readdir(dir));)
-        is_empty = path_is_dots(e->d_name);
-    return is_empty;
-}
-
 /*
  * Is it a file in memory or on a disk of this node, or an empty folder there, as a mount point
  * is? A filesystem may hang, so it is asked nothing before its type is known. The disks of a
@@ -410,7 +401,11 @@ static bool is_on_this_node(const char *word)
     if (!strstr(types, type) || mount.dev_major == LOOP_MAJOR || mount.dev_major == NBD_MAJOR ||
         fstat(fd, &st) < 0)
         return false;
-    return S_ISREG(st.st_mode) || (S_ISDIR(st.st_mode) && is_empty_folder(fd));
+    auto_closedir DIR *dir = S_ISDIR(st.st_mode) ? path_list(fd) : NULL;
+    bool is_empty = dir != NULL;
+    for (const struct dirent *e; is_empty && (e = readdir(dir));)
+        is_empty = path_is_dots(e->d_name);
+    return S_ISREG(st.st_mode) || is_empty;
 }
 
 /*

@@ -134,15 +134,6 @@ static int statx_id(int fd, const char *path)
     return (int)id;
 }
 
-/* A kernel that tells it of /proc (5.8) asks no FUSE program for it (since 4.20). */
-static bool statx_tells(void)
-{
-    static _Atomic int tells = -1;
-    if (tells < 0)
-        tells = statx_id(AT_FDCWD, "/proc") >= 0;
-    return tells;
-}
-
 /* The number of a mount by /proc, for which no filesystem is called. -1: it does not tell. */
 static int fdinfo_id(int fd)
 {
@@ -155,7 +146,10 @@ static int fdinfo_id(int fd)
 
 int mountinfo_of(int fd, int other_fd, struct mount_entry *ret_entry)
 {
-    bool is_quick = other_fd >= 0 && statx_tells();
+    static _Atomic int tells = -1; /* does statx? */
+    if (tells < 0) /* a kernel that tells it of /proc (5.8) asks no FUSE program (since 4.20) */
+        tells = statx_id(AT_FDCWD, "/proc") >= 0;
+    bool is_quick = other_fd >= 0 && tells;
     int id = is_quick ? statx_id(fd, "") : -1, other = is_quick ? statx_id(other_fd, "") : -1;
     if (id < 0 && (id = fdinfo_id(fd)) < 0)
         return -ENOTSUP;

@@ -136,18 +136,13 @@ static int runtime_open_once(const char *folder, bool create, int *ret_fd,
     return r == -EXDEV ? -EPERM : r;
 }
 
-/* Is there anything of this name? Most often not, and then the folders above need not be
- * judged. O_PATH asks nothing of a FUSE program that is mounted there. */
-static bool runtime_may_be(const char *folder)
-{
-    auto_close int fd = open(folder, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    return fd >= 0 || errno != ENOENT;
-}
-
 int runtime_open(const char *folder, bool create, int *ret_fd)
 {
     struct place refused;
-    if (!create && !runtime_may_be(folder))
+    /* Most often there is none, and then the folders above need not be judged. O_PATH asks
+     * nothing of a FUSE program that is mounted there. */
+    auto_close int any = create ? -1 : open(folder, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (!create && any < 0 && errno == ENOENT)
         return -ENOENT;
     int r = runtime_open_once(folder, create, ret_fd, &refused);
     for (int again = 0; create && r == -ENOENT && again < AGAIN_MOST; again++)
@@ -198,38 +193,27 @@ static void runtime_remove(const char *folder, int folder_fd)
 
 /* ---- the registry: its lock ---- */
 
-/*
- * Time in which this process did not get to run doesn't count: then the lock's holder may not
- * have run, either.
- */
-static int lock_wait(int fd)
-{
-    uint64_t last_ms = now_ms(), waited_ms = 0;
-
-    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
-        if (waited_ms > LOCK_WAIT_MS)
-            return -ETIMEDOUT;
-        poll(NULL, 0, LOCK_POLL_MS);
-        uint64_t ms = now_ms();
-        waited_ms += min_u64(ms - last_ms, 2 * LOCK_POLL_MS);
-        last_ms = ms;
-    }
-    return 0;
-}
-
 /* -ESTALE: the folder was removed while we waited for its lock. Takes over `fd` on success. */
 static int lock_folder(const char *path, int fd, struct registry *ret_registry)
 {
+    uint64_t last_ms = now_ms(), waited_ms = 0;
     struct stat st;
     auto_close int lock_fd =
         openat(fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (lock_fd < 0)
         return errno == ENOENT ? -ESTALE : -errno;
-    int r = lock_wait(lock_fd);
-    if (r < 0)
-        return r;
+    while (flock(lock_fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        if (waited_ms > LOCK_WAIT_MS)
+            return -ETIMEDOUT;
+        poll(NULL, 0, LOCK_POLL_MS);
+        /* Time in which this process did not get to run doesn't count: then the lock's holder
+         * may not have run, either. */
+        uint64_t ms = now_ms();
+        waited_ms += min_u64(ms - last_ms, 2 * LOCK_POLL_MS);
+        last_ms = ms;
+    }
     if (fstat(lock_fd, &st) < 0)
         return -errno;
     if (st.st_nlink == 0)
