@@ -70,7 +70,8 @@ int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to, 
                       const void *from, size_t bytes, struct onepot_error *error)
 {
     if (bytes > room)
-        return error_set(error, -EINVAL, "%zu bytes for %zu that are copied", room, bytes);
+        return error_set(error, -EINVAL,
+                         "there is room for %zu bytes, and %zu are to be copied", room, bytes);
     memcpy(to, from, bytes);
     memset((uint8_t *)to + bytes, 0, room - bytes);
     return 0;

@@ -870,7 +870,8 @@ int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to, 
 {
     const struct device_slab *t = slab_of(batch)->device_slab;
     if (bytes > room)
-        return error_set(error, -EINVAL, "%zu bytes for %zu that are copied", room, bytes);
+        return error_set(error, -EINVAL,
+                         "there is room for %zu bytes, and %zu are to be copied", room, bytes);
     if (!t) {
         memcpy(to, from, bytes);
         memset((uint8_t *)to + bytes, 0, room - bytes);
