@@ -19,10 +19,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
-#include <zstd.h>
 
 #include "budget.h"
 #include "cleanup.h"
+#include "decompressor.h"
 #include "map.h"
 #include "numbers.h"
 #include "output.h"
@@ -33,37 +33,14 @@
 #include "syscalls.h"
 #include "write_at.h"
 
-#ifdef HAVE_ZLIB
-#include <zlib.h>
-#endif
-
 /*
- * Reads the input and decompresses it.
- *
- * libarchive's filters decompress all but gzip and zstd. Its filter for gzip does not compare
- * the sums at the end, and a stream is the one chance to find damage: zlib does that here. Its
- * filter for zstd refuses large windows.
- *
- * Uncompressed input is read into the very block that libarchive gets.
+ * Reads the input and decompresses it. Uncompressed input is read into the very block that
+ * libarchive gets.
  */
 
 enum {
     READ_BYTES = 512 << 10,
     HEAD_LEAST = 64 << 10, /* enough to recognize it: an ISO 9660 image says so at 32 KB */
-};
-
-/* Between the input and the blocks. */
-struct pour_unpacker {
-    uint8_t *packed; /* READ_BYTES */
-    size_t at, len;  /* the rest of it */
-    uint64_t packed_bytes;
-    struct archive *archive;
-#ifdef HAVE_ZLIB
-    z_stream gzip;
-#endif
-    ZSTD_DCtx *zstd;
-    bool is_gzip;
-    bool is_between; /* a gzip member, or a frame of zstd, has ended */
 };
 
 /* The next bytes of the input, counted in progress->bytes_done. 0: its end; or -errno. */
@@ -101,212 +78,32 @@ static int stream_read_full(struct pour *p, uint8_t *bytes, size_t len, size_t *
     return r;
 }
 
-static int stream_damaged(struct pour *p, const char *how)
-{
-    return fault_set(p->fault, -EUCLEAN, NULL, p->unpacker->packed_bytes - p->unpacker->len,
-                     "damaged %s data: %s", p->compression, how);
-}
-
-/* ---- packed bytes ---- */
-
-/* Gets more packed bytes if none are left; none then: the end. */
-static int stream_fill(struct pour *p)
-{
-    struct pour_unpacker *u = p->unpacker;
-    if (u->len)
-        return 0;
-    u->at = 0;
-    int r = stream_read_some(p, u->packed, READ_BYTES, &u->len);
-    u->packed_bytes += u->len;
-    return r;
-}
-
-static ssize_t stream_feed_filter(struct archive *a, void *ctx, const void **ret_bytes)
+/* For the decompressor: first what was read to recognize the input. */
+static ssize_t stream_feed(void *ctx, const void **ret_bytes)
 {
     struct pour *p = ctx;
-    struct pour_unpacker *u = p->unpacker;
-    p->error = stream_fill(p);
-    if (p->error < 0) {
-        archive_set_error(a, -p->error, "read error");
-        return ARCHIVE_FATAL;
-    }
-    size_t len = u->len;
-    *ret_bytes = u->packed + u->at;
-    u->len = 0;
-    return (ssize_t)len;
+    size_t len = p->packed.len;
+    int r = len ? 0 : stream_read_some(p, p->packed.bytes, READ_BYTES, &len);
+    p->packed.len = 0;
+    *ret_bytes = p->packed.bytes;
+    return r < 0 ? r : (ssize_t)len;
 }
-
-/* ---- libarchive's filters ---- */
-
-static int stream_complain(struct pour *p)
-{
-    if (p->error < 0)
-        return p->error;
-    if (archive_errno(p->unpacker->archive) == ENOMEM)
-        return -ENOMEM;
-    return stream_damaged(p, tar_complaint(p->unpacker->archive));
-}
-
-static int stream_open_filter(struct pour *p)
-{
-    struct pour_unpacker *u = p->unpacker;
-    struct archive_entry *entry;
-    u->archive = archive_read_new();
-    if (!u->archive)
-        return -ENOMEM;
-    int r = tar_enable_filter(u->archive, p->compression, p->fault);
-    if (r < 0)
-        return r;
-    archive_read_set_read_callback(u->archive, stream_feed_filter);
-    archive_read_set_callback_data(u->archive, p);
-    if (archive_read_open1(u->archive) != ARCHIVE_OK)
-        return stream_complain(p);
-    r = tar_check_filter(u->archive, p->compression, p->fault);
-    if (r < 0)
-        return r;
-    int status = archive_read_next_header(u->archive, &entry);
-    p->is_at_end = status == ARCHIVE_EOF; /* data of nothing */
-    return status == ARCHIVE_OK || p->is_at_end ? 0 : stream_complain(p);
-}
-
-static int stream_unfilter(struct pour *p, struct pour_block *b)
-{
-    la_ssize_t n =
-        p->is_at_end ? 0 : archive_read_data(p->unpacker->archive, b->bytes, READ_BYTES);
-    if (n < 0)
-        return stream_complain(p);
-    b->len = (size_t)n;
-    return 0;
-}
-
-/* ---- zstd ---- */
-
-static int stream_open_zstd(struct pour *p)
-{
-    p->unpacker->zstd = tar_zstd_new();
-    return p->unpacker->zstd ? 0 : -ENOMEM;
-}
-
-static int stream_unzstd(struct pour *p, struct pour_block *b)
-{
-    struct pour_unpacker *u = p->unpacker;
-    ZSTD_outBuffer out = {b->bytes, READ_BYTES, 0};
-    while (out.pos < out.size) {
-        int r = stream_fill(p);
-        if (r < 0)
-            return r;
-        ZSTD_inBuffer in = {u->packed + u->at, u->len, 0};
-        size_t before = out.pos, left = ZSTD_decompressStream(u->zstd, &out, &in);
-        if (ZSTD_isError(left))
-            return tar_zstd_fault(left, u->packed_bytes - u->len, p->fault);
-        if (u->len == 0 && out.pos == before) { /* the end of the input */
-            if (!u->is_between)
-                return stream_damaged(p, "it ends too early");
-            break;
-        }
-        u->at += in.pos;
-        u->len -= in.pos;
-        u->is_between = left == 0;
-        p->progress->beats++;
-    }
-    b->len = out.pos;
-    return 0;
-}
-
-/* ---- gzip ---- */
-
-#ifdef HAVE_ZLIB
-static int stream_open_gzip(struct pour *p)
-{
-    p->unpacker->is_gzip = true;
-    return inflateInit2(&p->unpacker->gzip, 16 + MAX_WBITS) == Z_OK ? 0 : -ENOMEM;
-}
-
-static void stream_close_gzip(struct pour_unpacker *u)
-{
-    if (u->is_gzip)
-        inflateEnd(&u->gzip);
-}
-
-/* Behind a gzip member another one may begin. Anything else is ignored, as gzip does. */
-static int stream_next_member(struct pour *p)
-{
-    struct pour_unpacker *u = p->unpacker;
-    u->is_between = false;
-    if (u->packed[u->at] != 0x1f) {
-        p->is_at_end = true;
-        return 0;
-    }
-    return inflateReset(&u->gzip) == Z_OK ? 0 : -ENOMEM;
-}
-
-static int stream_inflate(struct pour *p, struct pour_block *b)
-{
-    struct pour_unpacker *u = p->unpacker;
-    int r = 0;
-    while (r == 0 && b->len < READ_BYTES && !p->is_at_end) {
-        r = stream_fill(p);
-        if (r == 0 && u->len == 0) {
-            if (!u->is_between)
-                return stream_damaged(p, "it ends too early");
-            return 0;
-        }
-        if (r == 0 && u->is_between)
-            r = stream_next_member(p);
-        if (r < 0 || p->is_at_end)
-            break;
-        u->gzip.next_in = u->packed + u->at;
-        u->gzip.avail_in = (uInt)u->len;
-        u->gzip.next_out = b->bytes + b->len;
-        u->gzip.avail_out = (uInt)(READ_BYTES - b->len);
-        int status = inflate(&u->gzip, Z_NO_FLUSH);
-        u->at += u->len - u->gzip.avail_in;
-        u->len = u->gzip.avail_in;
-        b->len = READ_BYTES - u->gzip.avail_out;
-        u->is_between = status == Z_STREAM_END;
-        p->progress->beats++;
-        if (status == Z_MEM_ERROR)
-            return -ENOMEM;
-        if (status != Z_OK && status != Z_STREAM_END)
-            return stream_damaged(p, u->gzip.msg ? u->gzip.msg : "it makes no sense");
-    }
-    return r;
-}
-#else
-static int stream_open_gzip(struct pour *p)
-{
-    return fault_set_advised(p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                             "decompress it on the way: gzip -dc",
-                             "is gzip data, and zlib was not built in");
-}
-
-static void stream_close_gzip(struct pour_unpacker *u)
-{
-    (void)u;
-}
-
-static int stream_inflate(struct pour *p, struct pour_block *b)
-{
-    (void)p, (void)b;
-    return -ENOTSUP;
-}
-#endif
 
 /* ---- blocks ---- */
 
 static int stream_read_block(struct pour *p, struct pour_block *b)
 {
-    struct pour_unpacker *u = p->unpacker;
     b->len = 0;
     if (!b->bytes && !(b->bytes = malloc(READ_BYTES)))
         return -ENOMEM;
-    if (u && u->is_gzip)
-        return stream_inflate(p, b);
-    if (u && u->zstd)
-        return stream_unzstd(p, b);
-    if (u)
-        return stream_unfilter(p, b);
-    return stream_read_some(p, b->bytes, READ_BYTES, &b->len);
+    if (!p->decompressor)
+        return stream_read_some(p, b->bytes, READ_BYTES, &b->len);
+    ssize_t n = decompressor_read(p->decompressor, b->bytes, READ_BYTES);
+    if (n < 0)
+        return (int)n;
+    b->len = (size_t)n;
+    p->progress->beats++;
+    return 0;
 }
 
 /* Gets the next block into p->blocks[p->last]. */
@@ -361,15 +158,16 @@ static int pour_stream_drain(struct pour *p)
 static int stream_begin_unpacking(struct pour *p)
 {
     struct pour_block *b = &p->blocks[0];
-    struct pour_unpacker *u = p->unpacker = calloc(1, sizeof(*u));
-    if (!u)
-        return -ENOMEM;
-    u->packed = b->bytes;
-    u->len = u->packed_bytes = b->len;
+    p->packed = *b;
     *b = (struct pour_block){0};
-    int r = strcmp(p->compression, "gzip") == 0   ? stream_open_gzip(p)
-            : strcmp(p->compression, "zstd") == 0 ? stream_open_zstd(p)
-                                                  : stream_open_filter(p);
+#ifndef HAVE_ZLIB /* a stream is the one chance to find damage, and sums would not be compared \
+                   */
+    if (strcmp(p->compression, "gzip") == 0)
+        return fault_set_advised(p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                                 "decompress it on the way: gzip -dc",
+                                 "is gzip data, and zlib was not built in");
+#endif
+    int r = decompressor_new(p->compression, stream_feed, p, p->fault, &p->decompressor);
     return r < 0 ? r : stream_read_block(p, b);
 }
 
@@ -390,14 +188,8 @@ static int pour_stream_open(struct pour *p, const uint8_t **ret_head, size_t *re
 /* Before the index is made: a window may be large. */
 static void pour_stream_close(struct pour *p)
 {
-    if (p->unpacker) {
-        stream_close_gzip(p->unpacker);
-        ZSTD_freeDCtx(p->unpacker->zstd);
-        if (p->unpacker->archive)
-            archive_read_free(p->unpacker->archive);
-        free(p->unpacker->packed);
-        free(p->unpacker);
-    }
+    decompressor_free(p->decompressor);
+    free(p->packed.bytes);
     free(p->blocks[0].bytes);
     free(p->blocks[1].bytes);
 }

@@ -33,11 +33,11 @@ struct pour {
     int error;               /* of them; sticky */
     const char *compression; /* NULL: none */
     uint64_t given;          /* bytes that came out */
-    struct pour_unpacker *unpacker;
     struct pour_block {
         uint8_t *bytes;
         size_t len;
-    } blocks[2];
+    } blocks[2], packed; /* the last is for a decompressor: NULL if there is none */
+    struct decompressor *decompressor;
     int last;        /* the block that was read last */
     bool is_waiting; /* it was read to recognize the format, and is to be given again */
     bool is_at_end;

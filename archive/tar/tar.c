@@ -637,15 +637,24 @@ enum {
     LAST_READ_BYTES = 1 << 20,
 };
 
+/* Hands the bytes of a source to libarchive, straight from its mapping if it has one. */
+struct tar_feed {
+    struct source *source;
+    const uint8_t *map;
+    uint8_t *buf;      /* only without a map */
+    uint64_t offset;   /* of the next byte to hand out */
+    size_t next_bytes; /* how much to read ahead without a map */
+    int err;           /* -errno of the read that failed */
+};
+
 static ssize_t feed_read(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct tar_feed *feed = ctx;
     uint64_t left = source_size(feed->source) - feed->offset;
     if (feed->map) {
-        size_t len = feed->block_bytes && feed->block_bytes < left ? feed->block_bytes : left;
         *ret_bytes = feed->map + feed->offset;
-        feed->offset += len;
-        return (ssize_t)len;
+        feed->offset += left;
+        return (ssize_t)left;
     }
 
     size_t len = feed->next_bytes < left ? feed->next_bytes : left;
@@ -678,15 +687,18 @@ static la_int64_t feed_skip(struct archive *a, void *ctx, la_int64_t request)
     return (la_int64_t)len;
 }
 
-int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
-                  size_t block_bytes, struct archive *a)
+/*
+ * Starts at `offset` and connects to `a`. Returns 0, -ENOMEM, or -EUCLEAN when libarchive does
+ * not recognize the data (its error string has the reason).
+ */
+static int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
+                         struct archive *a)
 {
     *feed = (struct tar_feed){
         .source = source,
         .map = source_map(source),
         .offset = offset,
         .next_bytes = FIRST_READ_BYTES,
-        .block_bytes = block_bytes,
     };
     /* For pages not in the page cache: read ahead of the headers, not around them. */
     if (feed->map)
@@ -703,7 +715,7 @@ int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
     return archive_errno(a) == ENOMEM ? -ENOMEM : -EUCLEAN;
 }
 
-void tar_feed_close(struct tar_feed *feed)
+static void tar_feed_close(struct tar_feed *feed)
 {
     if (feed->map)
         madvise((void *)feed->map, source_size(feed->source), MADV_NORMAL);
@@ -1706,7 +1718,7 @@ static int tar_walk_connect(struct walk *w)
     tar_set_format(w->archive);
     int r = 0;
     if (!w->stream) {
-        r = tar_feed_open(&w->feed, w->source, w->base, 0, w->archive);
+        r = tar_feed_open(&w->feed, w->source, w->base, w->archive);
     } else {
         archive_read_set_read_callback(w->archive, tar_walk_next_block);
         archive_read_set_callback_data(w->archive, w);

@@ -29,6 +29,7 @@
 #include "bytes.h"
 #include "cleanup.h"
 #include "codec.h"
+#include "decompressor.h"
 #include "numbers.h"
 #include "source.h"
 #include "source_window.h"
@@ -39,16 +40,13 @@
 #include "write_at.h"
 
 /*
- * Unpacks a tar that is compressed as a whole: zstd by its own library, since libarchive
- * refuses large windows, and all else by libarchive's filters, none of which starts a program.
+ * Unpacks a tar that is compressed as a whole. A gzip file comes here only if its parts are too
+ * long or hold mostly zeros.
  *
- * A gzip file comes here only if its parts are too long or hold mostly zeros: libarchive does
- * not check its sums.
- *
- * Only the filter that the magic calls for is enabled: a tar is compressed once. After the
- * first 64 KB it is clear whether the content is a tar, so that a compressed database dump is
- * not unpacked to its end to find out that it is not. Runs of zeros become holes, which cost no
- * memory where the file lies in memory.
+ * Only what the magic calls for is undone: a tar is compressed once. After the first 64 KB it
+ * is clear whether the content is a tar, so that a compressed database dump is not unpacked to
+ * its end to find out that it is not. Runs of zeros become holes, which cost no memory where
+ * the file lies in memory.
  */
 
 enum {
@@ -62,9 +60,9 @@ enum {
 
 struct unpacking {
     struct source *source;
-    struct archive *archive;
-    struct tar_feed feed;
     const char *compression;
+    uint8_t *packed; /* FEED_BYTES */
+    uint64_t offset; /* in the source: all before it was read */
     int fd;
     uint64_t kept;  /* bytes that are in the file already, and not written again */
     uint64_t bytes; /* unpacked so far */
@@ -74,49 +72,6 @@ struct unpacking {
     struct progress *progress;
     struct fault *fault;
 };
-
-int tar_enable_filter(struct archive *a, const char *compression, struct fault *fault)
-{
-    static const struct {
-        const char *name;
-        int (*enable)(struct archive *a);
-    } filters[] = {
-        {"gzip", archive_read_support_filter_gzip},
-        {"bzip2", archive_read_support_filter_bzip2},
-        {"xz", archive_read_support_filter_xz},
-        {"lz4", archive_read_support_filter_lz4},
-        {"lzip", archive_read_support_filter_lzip},
-        {"lzma", archive_read_support_filter_lzma},
-        {"compress", archive_read_support_filter_compress},
-    };
-    archive_read_support_format_raw(a);
-    archive_read_support_format_empty(a);
-    for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
-        if (strcmp(filters[i].name, compression) == 0 &&
-            filters[i].enable(a) == ARCHIVE_OK) /* ARCHIVE_WARN: it would start a program */
-            return 0;
-    return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                     "is %s data, which this libarchive can't unpack", compression);
-}
-
-int tar_check_filter(struct archive *a, const char *compression, struct fault *fault)
-{
-    if (archive_filter_count(a) > 1) /* not only the end of the chain */
-        return 0;
-    return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                     "is %s data that libarchive does not unpack: its dictionary is too large "
-                     "(64 MiB are read)",
-                     compression);
-}
-
-struct ZSTD_DCtx_s *tar_zstd_new(void)
-{
-    ZSTD_DCtx *zstd = ZSTD_createDCtx();
-    if (zstd)
-        ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax,
-                               ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
-    return zstd;
-}
 
 int tar_zstd_fault(size_t code, uint64_t offset, struct fault *fault)
 {
@@ -136,16 +91,6 @@ int tar_zstd_fault(size_t code, uint64_t offset, struct fault *fault)
             "its zstd data needs the dictionary that it was made with (zstd -D)");
     return fault_set(fault, -EUCLEAN, NULL, offset, "damaged zstd data: %s",
                      ZSTD_getErrorName(code));
-}
-
-static int tar_unpack_complain(struct unpacking *u)
-{
-    if (u->feed.err < 0)
-        return u->feed.err;
-    if (archive_errno(u->archive) == ENOMEM)
-        return -ENOMEM;
-    return fault_set(u->fault, -EUCLEAN, NULL, u->feed.offset, "damaged %s data: %s",
-                     u->compression, tar_complaint(u->archive));
 }
 
 /* Does the file really unpack to nothing? libarchive takes some damage for an end. */
@@ -268,7 +213,7 @@ static int tar_unpack_take_block(struct unpacking *u, const void *bytes, size_t 
     int r = tar_unpack_write_sparse(u, bytes, len);
     if (r < 0)
         return r;
-    u->progress->bytes_done = u->feed.offset;
+    u->progress->bytes_done = u->offset;
     u->progress->bytes_out = u->bytes;
     u->progress->beats++;
     return tar_unpack_check_head(u, false);
@@ -282,76 +227,32 @@ static int tar_unpack_finish(struct unpacking *u)
     return tar_unpack_check_head(u, true);
 }
 
-static int tar_unpack_all(struct unpacking *u)
+/* For the decompressor. */
+static ssize_t tar_unpack_feed(void *ctx, const void **ret_bytes)
 {
-    struct archive_entry *entry;
-    int r = archive_read_next_header(u->archive, &entry);
-    while (r == ARCHIVE_OK || r == ARCHIVE_WARN) {
-        const void *bytes;
-        size_t len;
-        la_int64_t ignored;
-        r = archive_read_data_block(u->archive, &bytes, &len, &ignored);
-        if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
-            break;
-        int err = tar_unpack_take_block(u, bytes, len);
-        if (err < 0)
-            return err;
-    }
-    return r == ARCHIVE_EOF ? tar_unpack_finish(u) : tar_unpack_complain(u);
+    struct unpacking *u = ctx;
+    size_t len = (size_t)min_u64(source_size(u->source) - u->offset, FEED_BYTES);
+    int r = len ? source_read(u->source, u->packed, len, u->offset) : 0;
+    u->offset += len;
+    *ret_bytes = u->packed;
+    return r < 0 ? r : (ssize_t)len;
 }
 
-static int tar_unpack_filter(struct unpacking *u)
+static int tar_unpack_all(struct unpacking *u, uint8_t *block)
 {
-    int r = tar_enable_filter(u->archive, u->compression, u->fault);
+    struct decompressor *d;
+    int r = decompressor_new(u->compression, tar_unpack_feed, u, u->fault, &d);
+    if (r == -ENOTSUP)
+        fault_advise(u->fault, "decompress it first: %s -dc FILE > FILE.tar", u->compression);
     if (r < 0)
         return r;
-    r = tar_feed_open(&u->feed, u->source, 0, FEED_BYTES, u->archive);
-    /*
-     * libarchive takes data that fails at its first byte for empty, but leaves an error code.
-     */
-    if (r == -EUCLEAN || (r == 0 && archive_errno(u->archive) != 0))
-        return tar_unpack_complain(u);
-    if (r == 0) {
-        r = tar_check_filter(u->archive, u->compression, u->fault);
-        if (r < 0)
-            fault_advise(u->fault, "decompress it first: xz -dc FILE > FILE.tar");
-    }
-    return r < 0 ? r : tar_unpack_all(u);
-}
-
-/* Frames of zstd, one behind the other. `bytes`: FEED_BYTES for what is read, and as many more.
- */
-static int tar_unpack_frames(struct unpacking *u, ZSTD_DCtx *zstd, uint8_t *bytes)
-{
-    size_t left = 0; /* of a frame: 0 behind its end */
-    for (uint64_t size = source_size(u->source); u->feed.offset < size;) {
-        ZSTD_inBuffer in = {bytes, (size_t)min_u64(size - u->feed.offset, FEED_BYTES), 0};
-        ZSTD_outBuffer out = {bytes + FEED_BYTES, FEED_BYTES, 0};
-        int r = source_read(u->source, bytes, in.size, u->feed.offset);
-        u->feed.offset += in.size;
-        while (r == 0 && (in.pos < in.size || (left && out.pos == out.size))) {
-            out.pos = 0;
-            left = ZSTD_decompressStream(zstd, &out, &in);
-            r = ZSTD_isError(left)
-                    ? tar_zstd_fault(left, u->feed.offset - in.size + in.pos, u->fault)
-                    : tar_unpack_take_block(u, out.dst, out.pos);
-        }
-        if (r < 0)
-            return r;
-    }
-    return left ? fault_set(u->fault, -EUCLEAN, NULL, u->feed.offset,
-                            "damaged zstd data: it ends too early")
-                : tar_unpack_finish(u);
-}
-
-static int tar_unpack_zstd(struct unpacking *u)
-{
-    ZSTD_DCtx *zstd = tar_zstd_new();
-    uint8_t *bytes = malloc(2 * FEED_BYTES);
-    int r = zstd && bytes ? tar_unpack_frames(u, zstd, bytes) : -ENOMEM;
-    ZSTD_freeDCtx(zstd);
-    free(bytes);
-    return r;
+    ssize_t n;
+    do {
+        n = decompressor_read(d, block, FEED_BYTES);
+        r = n < 0 ? (int)n : tar_unpack_take_block(u, block, (size_t)n);
+    } while (r == 0 && n == FEED_BYTES);
+    decompressor_free(d);
+    return r < 0 ? r : tar_unpack_finish(u);
 }
 
 int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
@@ -365,20 +266,15 @@ int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
                           .fault = fault};
     uint8_t head[16] = {0};
     uint64_t size = source_size(source);
-    int r = source_read(source, head, size < sizeof(head) ? (size_t)size : sizeof(head), 0);
+    int r = source_read(source, head, min_u64(size, sizeof(head)), 0);
     if (r < 0)
         return r;
     if (tar_is_packed(source, head, sizeof(head), &u.compression) != 1)
         return -ENOMSG;
     progress->bytes_total = size;
-    if (strcmp(u.compression, "zstd") == 0)
-        return tar_unpack_zstd(&u);
-    u.archive = archive_read_new();
-    if (!u.archive)
-        return -ENOMEM;
-    r = tar_unpack_filter(&u);
-    archive_read_free(u.archive);
-    tar_feed_close(&u.feed);
+    u.packed = malloc(2 * FEED_BYTES);
+    r = u.packed ? tar_unpack_all(&u, u.packed + FEED_BYTES) : -ENOMEM;
+    free(u.packed);
     return r;
 }
 

@@ -62,27 +62,6 @@ bool tar_probe_head(const uint8_t *head, size_t head_len);
 int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
                   const char **ret_compression);
 
-/*
- * Have libarchive decompress this, into one member. -ENOTSUP: it can't without starting a
- * program.
- */
-int tar_enable_filter(struct archive *a, const char *compression, struct fault *fault);
-
-/* After opening: does it decompress? -ENOTSUP: xz wants too much memory. */
-int tar_check_filter(struct archive *a, const char *compression, struct fault *fault);
-
-/*
- * A context for ZSTD_decompressStream: libarchive takes windows of at most 128 MiB (zstd
- * --long=27), and this one as large as memory allows. NULL: there is no memory.
- */
-struct ZSTD_DCtx_s *tar_zstd_new(void);
-
-/*
- * Words for an error of zstd's at `offset`: -ENOTSUP for a window that is too large and for a
- * dictionary that is not here, else -EUCLEAN.
- */
-int tar_zstd_fault(size_t code, uint64_t offset, struct fault *fault);
-
 /* libarchive's last complaint, for a fault; never NULL. */
 const char *tar_complaint(struct archive *a);
 

@@ -15,29 +15,6 @@
 #define TAR_BLOCK_BYTES 512u
 #define TAR_TYPE_AT 156u /* in a header */
 
-/* ---- tar.c ---- */
-
-struct archive;
-
-/* Hands the bytes of a source to libarchive, straight from its mapping if it has one. */
-struct tar_feed {
-    struct source *source;
-    const uint8_t *map;
-    uint8_t *buf;       /* only without a map */
-    uint64_t offset;    /* of the next byte to hand out */
-    size_t next_bytes;  /* how much to read ahead without a map */
-    size_t block_bytes; /* most bytes in one call; 0: with a map, the whole file */
-    int err;            /* -errno of the read that failed */
-};
-
-/*
- * Starts at `offset` and connects to `a`. Returns 0, -ENOMEM, or -EUCLEAN when libarchive does
- * not recognize the data (its error string has the reason).
- */
-int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
-                  size_t block_bytes, struct archive *a);
-void tar_feed_close(struct tar_feed *feed);
-
 /* ---- tar_frames.c ---- */
 
 struct tar_framed;
@@ -58,6 +35,12 @@ int tar_framed_set_pieces(struct tar_framed *framed, uint32_t inode,
                           const struct builder_piece *pieces, size_t count);
 /* Call after the last member. -ENOTSUP: the file can't be read by frames after all. */
 int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
+
+/*
+ * Words for an error of zstd's at `offset`: -ENOTSUP for a window that is too large and for a
+ * dictionary that is not here, else -EUCLEAN.
+ */
+int tar_zstd_fault(size_t code, uint64_t offset, struct fault *fault);
 
 int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
                struct progress *progress, struct fault *fault);

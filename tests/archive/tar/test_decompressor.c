@@ -1,0 +1,167 @@
+/* Streams that are decompressed from front to back, however their bytes come. */
+#include <check.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "block_packers.h"
+#include "decompressor.h"
+#include "suite.h"
+
+#define PLAIN_BYTES 20000u
+
+static const struct {
+    const char *name;
+    enum codec codec;
+    bool has_sum;
+} kinds[] = {
+    {"zstd", CODEC_ZSTD, false},
+#ifdef HAVE_ZLIB
+    {"gzip", CODEC_GZIP, true},
+#endif
+#ifdef HAVE_XZ
+    {"xz", CODEC_XZ, true},
+#endif
+#ifdef HAVE_BZ2
+    {"bzip2", CODEC_BZIP2_FILE, true},
+#endif
+};
+#define KINDS ((int)(sizeof(kinds) / sizeof(*kinds)))
+
+static uint8_t plain[PLAIN_BYTES], packed[3 * PACKED_MAX], out[8 * PLAIN_BYTES];
+static size_t packed_len;
+
+static void pack_one(int kind, size_t from, size_t len)
+{
+    for (int i = 0; i < PACKERS; i++)
+        if (packers[i].codec == kinds[kind].codec)
+            packed_len += packers[i].pack(plain + from, len, packed + packed_len);
+}
+
+/* Two streams, one behind the other. */
+static void pack_two(int kind)
+{
+    unsigned seed = 7;
+    for (size_t i = 0; i < PLAIN_BYTES; i++)
+        plain[i] = (uint8_t)(i % 3000 < 1000 ? rand_r(&seed) : 'x');
+    packed_len = 0;
+    pack_one(kind, 0, PLAIN_BYTES / 3);
+    pack_one(kind, PLAIN_BYTES / 3, PLAIN_BYTES - PLAIN_BYTES / 3);
+    ck_assert_uint_gt(packed_len, 100);
+}
+
+struct feed {
+    size_t at, step;
+    int error; /* in place of the end */
+};
+
+static ssize_t feed_next(void *ctx, const void **ret_bytes)
+{
+    struct feed *f = ctx;
+    size_t len = packed_len - f->at < f->step ? packed_len - f->at : f->step;
+    *ret_bytes = packed + f->at;
+    f->at += len;
+    return len ? (ssize_t)len : f->error;
+}
+
+/* Decompresses all by reads of so many bytes into `out`; returns how many came. */
+static ssize_t unpack(int kind, struct feed *f, size_t read_bytes)
+{
+    struct fault fault = {0};
+    struct decompressor *d;
+    size_t done = 0;
+    ssize_t n = decompressor_new(kinds[kind].name, feed_next, f, &fault, &d);
+    if (n == 0) {
+        do {
+            ck_assert_uint_le(done + read_bytes, sizeof(out));
+            n = decompressor_read(d, out + done, read_bytes);
+            done += n > 0 ? (size_t)n : 0;
+        } while (n == (ssize_t)read_bytes);
+        decompressor_free(d);
+    }
+    ck_assert(n >= 0 || n == f->error || (fault.err == -n && fault.what[0]));
+    return n < 0 ? n : (ssize_t)done;
+}
+
+static bool is_plain(ssize_t n)
+{
+    return n == PLAIN_BYTES && memcmp(out, plain, PLAIN_BYTES) == 0;
+}
+
+START_TEST(a_stream_comes_in_pieces_of_any_size)
+{
+    pack_two(_i);
+    for (size_t step = 1; step < packed_len; step = 2 * step + 1)
+        for (size_t read_bytes = 1; read_bytes < 3 * PLAIN_BYTES / 2;
+             read_bytes = 9 * read_bytes)
+            ck_assert(is_plain(unpack(_i, &(struct feed){.step = step}, read_bytes)));
+}
+END_TEST
+
+/* But right behind the first of two: a few bytes there are ignored, as bzip2 does. */
+START_TEST(a_stream_that_ends_too_early_is_damaged)
+{
+    pack_two(_i);
+    unsigned whole = 0;
+    for (size_t all = packed_len; packed_len-- > 14;) { /* enough to know what it is */
+        ssize_t n = unpack(_i, &(struct feed){.step = all}, PLAIN_BYTES);
+        whole += n == PLAIN_BYTES / 3;
+        ck_assert(n == -EUCLEAN || n == PLAIN_BYTES / 3);
+    }
+    ck_assert_uint_le(whole, kinds[_i].codec == CODEC_BZIP2_FILE ? 14 : 1);
+    ck_assert_uint_gt(whole, 0);
+}
+END_TEST
+
+START_TEST(a_changed_byte_is_an_error_or_changes_nothing)
+{
+    pack_two(_i);
+    for (size_t at = 4; at < packed_len; at++) {
+        packed[at] ^= 1;
+        ssize_t n = unpack(_i, &(struct feed){.step = 1000}, PLAIN_BYTES);
+        packed[at] ^= 1;
+        ck_assert(n < 0 || is_plain(n) || !kinds[_i].has_sum || n == PLAIN_BYTES / 3);
+    }
+}
+END_TEST
+
+START_TEST(an_error_of_the_feed_is_returned)
+{
+    pack_two(_i);
+    packed_len /= 2;
+    ck_assert_int_eq(unpack(_i, &(struct feed){.step = 100, .error = -EIO}, PLAIN_BYTES), -EIO);
+}
+END_TEST
+
+#ifdef HAVE_ZLIB
+/* As gzip does; also bytes that begin like a member. */
+START_TEST(what_follows_gzip_is_ignored)
+{
+    static const char *const behind[] = {"x", "\x1fxyz", "junk behind", "\0\0\0\0"};
+    for (size_t i = 0; i < sizeof(behind) / sizeof(*behind); i++)
+        for (size_t step = 1; step < 8000; step = 3 * step + 1) {
+            pack_two(1);
+            memcpy(packed + packed_len, behind[i], 4);
+            packed_len += i == 0 ? 1 : 4;
+            ck_assert(is_plain(unpack(1, &(struct feed){.step = step}, PLAIN_BYTES + 1)));
+        }
+}
+END_TEST
+#endif
+
+int main(void)
+{
+    Suite *suite = suite_create("decompressor");
+    TCase *tests = tcase_create("decompressor");
+    tcase_add_loop_test(tests, a_stream_comes_in_pieces_of_any_size, 0, KINDS);
+    tcase_add_loop_test(tests, a_stream_that_ends_too_early_is_damaged, 0, KINDS);
+    tcase_add_loop_test(tests, a_changed_byte_is_an_error_or_changes_nothing, 0, KINDS);
+    tcase_add_loop_test(tests, an_error_of_the_feed_is_returned, 0, KINDS);
+#ifdef HAVE_ZLIB
+    tcase_add_test(tests, what_follows_gzip_is_ignored);
+#endif
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
