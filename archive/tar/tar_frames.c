@@ -213,7 +213,6 @@ static int tar_unpack_take_block(struct unpacking *u, const void *bytes, size_t 
     int r = tar_unpack_write_sparse(u, bytes, len);
     if (r < 0)
         return r;
-    u->progress->bytes_done = u->offset;
     u->progress->bytes_out = u->bytes;
     u->progress->beats++;
     return tar_unpack_check_head(u, false);
@@ -234,6 +233,7 @@ static ssize_t tar_unpack_feed(void *ctx, const void **ret_bytes)
     size_t len = (size_t)min_u64(source_size(u->source) - u->offset, FEED_BYTES);
     int r = len ? source_read(u->source, u->packed, len, u->offset) : 0;
     u->offset += len;
+    u->progress->bytes_done = u->offset;
     *ret_bytes = u->packed;
     return r < 0 ? r : (ssize_t)len;
 }
