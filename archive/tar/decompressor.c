@@ -13,6 +13,7 @@
 #include <zlib.h>
 #endif
 
+#include "bytes.h"
 #include "tar_private.h"
 
 struct decompressor {
@@ -20,11 +21,13 @@ struct decompressor {
     decompressor_feed *feed;
     void *ctx;
     struct fault *fault;
-    const uint8_t *packed; /* the rest of what the feed gave last */
-    size_t left;
+    const uint8_t *packed; /* the rest of what the feed gave last, */
+    size_t left;           /* of `given` bytes */
+    size_t given;
     uint64_t packed_bytes; /* that it gave so far */
     int error;             /* its own */
     bool is_between;       /* a gzip member, or a frame of zstd, has ended */
+    bool has_ended;        /* a gzip member has */
     bool is_at_end;
     /* One of these does the work. */
     struct archive *archive;
@@ -49,9 +52,12 @@ static int decompressor_fill(struct decompressor *d)
     ssize_t n = d->feed(d->ctx, &bytes);
     if (n < 0)
         return (int)n;
-    d->packed = bytes;
     d->left = (size_t)n;
     d->packed_bytes += d->left;
+    if (n > 0) {
+        d->packed = bytes;
+        d->given = d->left;
+    }
     return 0;
 }
 
@@ -60,7 +66,8 @@ static int decompressor_fill(struct decompressor *d)
 static ssize_t filter_feed(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct decompressor *d = ctx;
-    d->error = decompressor_fill(d);
+    if (d->error == 0)
+        d->error = decompressor_fill(d);
     if (d->error < 0) {
         archive_set_error(a, -d->error, "read error");
         return ARCHIVE_FATAL;
@@ -94,14 +101,35 @@ static int filter_enable(struct decompressor *d)
         {"lzma", archive_read_support_filter_lzma},
         {"compress", archive_read_support_filter_compress},
     };
-    archive_read_support_format_raw(d->archive);
-    archive_read_support_format_empty(d->archive);
+    if (archive_read_support_format_raw(d->archive) != ARCHIVE_OK ||
+        archive_read_support_format_empty(d->archive) != ARCHIVE_OK)
+        return -ENOMEM;
     for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
         if (strcmp(filters[i].name, d->compression) == 0 &&
             filters[i].enable(d->archive) == ARCHIVE_OK) /* WARN: it would start a program */
             return 0;
     return fault_set(d->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                      "is %s data, which this libarchive can't unpack", d->compression);
+}
+
+/*
+ * An empty stream, one that makes no sense, and one that can't be read are the end for some
+ * filters. What follows may be zeros, and of bzip2 anything, as bzip2 has it; else it is lost.
+ */
+static int filter_end(struct decompressor *d)
+{
+    d->left = d->packed_bytes - (uint64_t)archive_filter_bytes(d->archive, -1);
+    int r = d->error < 0 ? d->error : decompressor_fill(d);
+    if (r < 0)
+        return r;
+    bool is_seen = d->left <= d->given;
+    const uint8_t *behind = is_seen ? d->packed + d->given - d->left : NULL;
+    bool is_ignored = is_seen && strcmp(d->compression, "bzip2") == 0 &&
+                      (d->left < 3 || memcmp(behind, "BZh", 3) != 0);
+    d->is_at_end = true;
+    return is_ignored || (is_seen && bytes_are_zero(behind, d->left))
+               ? 0
+               : decompressor_damaged(d, "what follows here can't be read");
 }
 
 static int filter_open(struct decompressor *d)
@@ -119,12 +147,22 @@ static int filter_open(struct decompressor *d)
         return filter_complain(d);
     if (archive_filter_count(d->archive) < 2) /* only the end of the chain */
         return fault_set(d->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                         "is %s data that libarchive does not unpack: it is damaged, or its "
-                         "dictionary is larger than 64 MiB",
+                         "is %s data that libarchive does not unpack: it is damaged, or has an "
+                         "unusual dictionary",
                          d->compression);
     int status = archive_read_next_header(d->archive, &entry);
-    d->is_at_end = status == ARCHIVE_EOF; /* data of nothing */
-    return status == ARCHIVE_OK || d->is_at_end ? 0 : filter_complain(d);
+    if (status == ARCHIVE_EOF) /* data of nothing */
+        return filter_end(d);
+    return status == ARCHIVE_OK ? 0 : filter_complain(d);
+}
+
+static ssize_t filter_read(struct decompressor *d, void *bytes, size_t len)
+{
+    la_ssize_t n = archive_read_data(d->archive, bytes, len);
+    if (n < 0)
+        return filter_complain(d);
+    int r = (size_t)n < len ? filter_end(d) : 0;
+    return r < 0 ? r : n;
 }
 
 /* ---- zstd ---- */
@@ -191,7 +229,8 @@ static int gzip_step(struct decompressor *d, uint8_t *bytes, size_t len, size_t 
     d->left = z->avail_in;
     *done = len - z->avail_out;
     d->is_between = status == Z_STREAM_END;
-    d->is_at_end = status == Z_DATA_ERROR && z->total_in <= 2; /* of no first member */
+    d->has_ended |= d->is_between;
+    d->is_at_end = d->has_ended && status == Z_DATA_ERROR && z->total_in <= 2;
     if (status == Z_MEM_ERROR)
         return -ENOMEM;
     return d->is_at_end || status == Z_OK || status == Z_STREAM_END
@@ -239,10 +278,8 @@ int decompressor_new(const char *compression, decompressor_feed *feed, void *ctx
 ssize_t decompressor_read(struct decompressor *d, void *bytes, size_t len)
 {
     size_t done = 0;
-    if (d->archive) {
-        la_ssize_t n = d->is_at_end ? 0 : archive_read_data(d->archive, bytes, len);
-        return n < 0 ? filter_complain(d) : n;
-    }
+    if (d->archive)
+        return d->is_at_end ? 0 : filter_read(d, bytes, len);
     while (done < len && !d->is_at_end) {
         size_t before = done;
         int r = decompressor_fill(d);

@@ -24,15 +24,17 @@ typedef ssize_t decompressor_feed(void *ctx, const void **ret_bytes);
 
 /*
  * `compression` as of tar_is_packed, whose string is kept. -ENOTSUP: this libarchive can't
- * decompress it, or it wants too much memory; -EUCLEAN; errors of the feed.
+ * decompress it; -EUCLEAN; -ENOMEM; errors of the feed.
  */
 int decompressor_new(const char *compression, decompressor_feed *feed, void *ctx,
                      struct fault *fault, struct decompressor **ret_decompressor);
 
 /*
- * Returns `len` bytes, fewer only at the end, where all sums were right. -EUCLEAN: damaged or
- * cut off; -ENOTSUP: zstd wants a dictionary, or a window larger than memory; errors of the
- * feed.
+ * Returns `len` bytes, fewer only at the end, where all sums that were compared were right, and
+ * all was read: behind gzip and bzip2 bytes of another kind are ignored, as these programs do,
+ * and zeros behind each. -EUCLEAN: damaged, cut off, or followed by what libarchive does not
+ * read, as streams of lz4 behind an empty one; -ENOTSUP: zstd wants a dictionary, or a window
+ * larger than memory; -ENOMEM; errors of the feed.
  */
 ssize_t decompressor_read(struct decompressor *d, void *bytes, size_t len);
 void decompressor_free(struct decompressor *d); /* NULL is fine */

@@ -43,7 +43,7 @@
  * Unpacks a tar that is compressed as a whole. A gzip file comes here only if its parts are too
  * long or hold mostly zeros.
  *
- * Only what the magic calls for is undone: a tar is compressed once. After the first 64 KB it
+ * Only what the magic calls for is undone. After the first 64 KB it
  * is clear whether the content is a tar, so that a compressed database dump is not unpacked to
  * its end to find out that it is not. Runs of zeros become holes, which cost no memory where
  * the file lies in memory.
@@ -51,7 +51,7 @@
 
 enum {
     HEAD_BYTES = 64 << 10,
-    FEED_BYTES = 256 << 10, /* per call: the step of progress */
+    FEED_BYTES = 1 << 20, /* of the source, at once */
     HOLE_BYTES = 4096,
     NOTHING_BYTES = 4096, /* a file that unpacks to nothing is not longer */
     ZEROS_MORE =
@@ -161,6 +161,11 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
         return fault_set_advised(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                                  "make an archive of it: onepot pack -o NEW.tar - <FILE",
                                  "is %s data of a %s archive", u->compression, container);
+    const char *again;
+    if (!u->is_tar && tar_is_packed(NULL, head, (size_t)len, &again) == 1)
+        return fault_set_advised(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                                 "decompress it first, once", "is %s data of %s data",
+                                 u->compression, again);
     if (!u->is_tar)
         return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                          "is %s data, but there is no tar archive in it", u->compression);
@@ -231,7 +236,7 @@ static ssize_t tar_unpack_feed(void *ctx, const void **ret_bytes)
 {
     struct unpacking *u = ctx;
     size_t len = (size_t)min_u64(source_size(u->source) - u->offset, FEED_BYTES);
-    int r = len ? source_read(u->source, u->packed, len, u->offset) : 0;
+    int r = len ? source_read_fault(u->source, u->packed, len, u->offset, u->fault) : 0;
     u->offset += len;
     u->progress->bytes_done = u->offset;
     *ret_bytes = u->packed;
@@ -248,9 +253,9 @@ static int tar_unpack_all(struct unpacking *u, uint8_t *block)
         return r;
     ssize_t n;
     do {
-        n = decompressor_read(d, block, FEED_BYTES);
+        n = decompressor_read(d, block, HEAD_BYTES);
         r = n < 0 ? (int)n : tar_unpack_take_block(u, block, (size_t)n);
-    } while (r == 0 && n == FEED_BYTES);
+    } while (r == 0 && n == HEAD_BYTES);
     decompressor_free(d);
     return r < 0 ? r : tar_unpack_finish(u);
 }
@@ -272,7 +277,7 @@ int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
     if (tar_is_packed(source, head, sizeof(head), &u.compression) != 1)
         return -ENOMSG;
     progress->bytes_total = size;
-    u.packed = malloc(2 * FEED_BYTES);
+    u.packed = malloc(FEED_BYTES + HEAD_BYTES);
     r = u.packed ? tar_unpack_all(&u, u.packed + FEED_BYTES) : -ENOMEM;
     free(u.packed);
     return r;
