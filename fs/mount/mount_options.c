@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/capability.h>
-#include <linux/major.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -383,22 +382,18 @@ static int read_bytes(void *ctx)
 }
 
 /*
- * Is it a file in memory or on a disk of this node, or an empty folder there, as a mount point
- * is? A filesystem may hang, so it is asked nothing before its type is known. The disks of a
- * SAN are not told apart.
+ * Is it a file in memory, or an empty folder there, as a mount point is? A filesystem may hang,
+ * so it is asked nothing before its type is known. What a disk's device lies on can't be told.
  */
-static bool is_on_this_node(const char *word)
+static bool is_in_memory(const char *word)
 {
-    static const char types[] = " tmpfs ramfs ext2 ext3 ext4 xfs btrfs f2fs zfs ";
     auto_close int fd = *word == '@' ? -1 : syscall_open_known(word); /* @: a list of words */
     struct mount_entry mount;
     struct stat st;
-    char type[sizeof(mount.type) + 2];
 
     if (fd < 0 || mountinfo_of(fd, -1, &mount) < 0)
         return false;
-    snprintf(type, sizeof(type), " %s ", mount.type);
-    if (!strstr(types, type) || mount.dev_major == LOOP_MAJOR || mount.dev_major == NBD_MAJOR ||
+    if ((strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "ramfs") != 0) ||
         fstat(fd, &st) < 0)
         return false;
     auto_closedir DIR *dir = S_ISDIR(st.st_mode) ? path_list(fd) : NULL;
@@ -418,7 +413,7 @@ static int check_storage(const struct mount_options *o, int failed)
     char name[CLI_NAME_LEN];
     size_t near = 0;
 
-    while (near < o->archive_count && is_on_this_node(o->archives[near]))
+    while (near < o->archive_count && is_in_memory(o->archives[near]))
         near++;
     if (near == o->archive_count)
         return CLI_GO_ON;
