@@ -30,28 +30,27 @@ struct mount_line {
     char *type, *source, *super_options;
 };
 
-/* The next field of the line that strtok_r is splitting. */
-static char *mount_line_field(char **save)
+/* The next field of a line, or NULL. A source may be empty. */
+static char *mount_line_field(char **rest)
 {
-    return strtok_r(NULL, " \n", save);
+    return strsep(rest, " \n");
 }
 
 static bool mount_line_parse(char *text, struct mount_line *ret)
 {
-    char *save, *word = strtok_r(text, " \n", &save);
-    char *parent = word ? mount_line_field(&save) : NULL,
-         *dev = parent ? mount_line_field(&save) : NULL;
+    char *word = mount_line_field(&text), *parent = mount_line_field(&text),
+         *dev = mount_line_field(&text);
 
     ret->id = word ? atoi(word) : 0;
-    ret->root = dev ? mount_line_field(&save) : NULL;
-    ret->path = ret->root ? mount_line_field(&save) : NULL;
-    if (!ret->path || sscanf(dev, "%u:%u", &ret->dev_major, &ret->dev_minor) != 2)
+    ret->root = mount_line_field(&text);
+    ret->path = mount_line_field(&text);
+    if (!parent || !ret->path || sscanf(dev, "%u:%u", &ret->dev_major, &ret->dev_minor) != 2)
         return false;
-    while ((word = mount_line_field(&save)) && strcmp(word, "-") != 0)
+    while ((word = mount_line_field(&text)) && strcmp(word, "-") != 0)
         ;
-    ret->type = word ? mount_line_field(&save) : NULL;
-    ret->source = ret->type ? mount_line_field(&save) : NULL;
-    ret->super_options = ret->source ? mount_line_field(&save) : NULL;
+    ret->type = mount_line_field(&text);
+    ret->source = mount_line_field(&text);
+    ret->super_options = mount_line_field(&text);
     return ret->type != NULL;
 }
 
@@ -90,7 +89,9 @@ static void mount_entry_take(const struct mount_line *line, struct mount_entry *
     snprintf(ret_entry->type, sizeof(ret_entry->type), "%s", line->type);
     snprintf(ret_entry->source, sizeof(ret_entry->source), "%s",
              line->source ? line->source : "");
-    ret_entry->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
+    ret_entry->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10)
+                     : strncmp(line->type, "fuse", 4) == 0 ? UINT_MAX
+                                                           : 0;
 }
 
 /* The mount at this path, or, where that is NULL, of this number: later mounts cover earlier
@@ -103,7 +104,7 @@ static int mountinfo_look(const char *path, int id, struct mount_entry *ret_entr
     char at[PATH_MAX];
     auto_fclose FILE *list = fopen("/proc/self/mountinfo", "re");
     if (!list)
-        return path ? -errno : -ENOTSUP;
+        return path || errno == EMFILE || errno == ENFILE ? -errno : -ENOTSUP;
     int r = -ENOENT;
     while ((path || r < 0) && mount_line_next(list, &text, &size, &line)) {
         if ((!path && line.id != id) || !mount_unescape(line.path, at) ||

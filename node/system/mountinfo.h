@@ -12,8 +12,8 @@
 struct mount_entry {
     unsigned dev_major, dev_minor; /* st_dev of the files in it */
     char path[PATH_MAX];
-    bool is_onepot;            /* by its type, fuse.onepot */
-    unsigned uid;              /* FUSE: the user who mounted it */
+    bool is_onepot; /* by its type, fuse.onepot */
+    unsigned uid;   /* FUSE: who mounted it, by the number there; UINT_MAX: not told */
     char type[32], source[96]; /* cut to the room, and escaped as in the file */
 };
 

@@ -308,6 +308,50 @@ START_TEST(without_a_list_of_mounts_the_type_decides)
 }
 END_TEST
 
+/*
+ * A folder of ours that the list of mounts shows as a FUSE program's: `program` is the end of
+ * its line. False: skipped.
+ */
+static bool list_as_program(const char *path, const char *program)
+{
+    char line[8192], at[PATH_MAX];
+    make("mounted", geteuid(), 0700);
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
+        mount("none", path, "tmpfs", 0, "mode=0700") < 0) {
+        fprintf(stderr, "skipped: needs a mount namespace\n");
+        return false;
+    }
+    const char *list = under("list");
+    FILE *from = fopen("/proc/self/mountinfo", "re"), *to = fopen(list, "we");
+    ck_assert(from && to);
+    while (fgets(line, sizeof(line), from)) {
+        if (sscanf(line, "%*s %*s %*s %*s %s", at) == 1 && strcmp(at, path) == 0)
+            strcpy(strstr(line, " - ") + 3, program);
+        fputs(line, to);
+    }
+    fclose(from);
+    fclose(to);
+    ck_assert_int_eq(mount(list, "/proc/self/mountinfo", NULL, MS_BIND, NULL), 0);
+    return true;
+}
+
+START_TEST(a_program_is_its_users)
+{
+    static const struct {
+        const char *line;
+        int judged;
+    } cases[] = {
+        {"fuse.x x rw,user_id=0,group_id=0\n", 0},
+        {"fuse.x x rw,user_id=1234,group_id=0\n", -EPERM},
+        {"fuse.x  rw,user_id=1234,group_id=0\n", -EPERM}, /* old kernels: an empty source */
+        {"fuse.x x rw\n", -EPERM},
+    };
+    const char *path = under("mounted");
+    if (is_root() && list_as_program(path, cases[_i].line))
+        ck_assert_int_eq(judge(path, PLACE_SHARED, NULL), cases[_i].judged);
+}
+END_TEST
+
 /* ---- user namespaces ---- */
 
 static void write_map(const char *file, const char *text)
@@ -318,17 +362,18 @@ static void write_map(const char *file, const char *text)
     close(fd);
 }
 
-/* In a new user namespace, what `ask` returns there; `mapped`: our user is its root. */
-static int in_namespace(bool mapped, int (*ask)(void))
+/* In a new user namespace, what `ask` returns there; `number`: our user's there, or -1: none.
+ */
+static int in_namespace(int number, int (*ask)(void))
 {
     char line[64];
     int status;
     pid_t pid = fork();
     if (pid == 0) {
-        snprintf(line, sizeof(line), "0 %u 1", (unsigned)geteuid());
+        snprintf(line, sizeof(line), "%d %u 1", number, (unsigned)geteuid());
         if (unshare(CLONE_NEWUSER) < 0)
             _exit(77);
-        if (mapped)
+        if (number >= 0)
             write_map("/proc/self/uid_map", line);
         _exit(-ask());
     }
@@ -373,13 +418,26 @@ START_TEST(in_a_user_namespace_root_is_known_by_its_folders_names)
     give_base(US, 0755);
     ck_assert_int_eq(setresuid(US, US, 0), 0);
     ck_assert_int_eq(prctl(PR_SET_DUMPABLE, 1), 0); /* its files in /proc are then its own */
-    if (in_namespace(true, ask_tmp) == -77)
+    if (in_namespace(0, ask_tmp) == -77)
         return;
-    ck_assert_int_eq(in_namespace(true, ask_tmp), 0);
-    ck_assert_int_eq(in_namespace(true, ask_usr), 0);
-    ck_assert_int_eq(in_namespace(true, ask_ours), 0);
-    ck_assert_int_eq(in_namespace(true, ask_whose), 0);
-    ck_assert_int_eq(in_namespace(true, ask_theirs), -EPERM);
+    ck_assert_int_eq(in_namespace(0, ask_tmp), 0);
+    ck_assert_int_eq(in_namespace(0, ask_usr), 0);
+    ck_assert_int_eq(in_namespace(0, ask_ours), 0);
+    ck_assert_int_eq(in_namespace(0, ask_whose), 0);
+    ck_assert_int_eq(in_namespace(0, ask_theirs), -EPERM);
+}
+END_TEST
+
+START_TEST(a_program_of_a_user_with_our_number_here_is_anothers)
+{
+    const char *path = under("mounted");
+    if (!is_root() || in_namespace(-1, ask_tmp) == -77 ||
+        !list_as_program(path, "fuse.x x rw,user_id=1234\n"))
+        return;
+    ck_assert_int_eq(unshare(CLONE_NEWUSER), 0);
+    write_map("/proc/self/uid_map", "1234 0 1");
+    ck_assert_uint_eq(geteuid(), 1234);
+    ck_assert_int_eq(judge(path, PLACE_SHARED, NULL), -EPERM);
 }
 END_TEST
 
@@ -391,9 +449,9 @@ START_TEST(without_a_number_nothing_is_ours)
     give_base(US, 0755);
     ck_assert_int_eq(setresuid(US, US, 0), 0);
     ck_assert_int_eq(prctl(PR_SET_DUMPABLE, 1), 0); /* its files in /proc are then its own */
-    if (in_namespace(false, ask_tmp) != -77) {
-        ck_assert_int_eq(in_namespace(false, ask_ours), -EPERM);
-        ck_assert_int_eq(in_namespace(false, ask_whose), -EPERM);
+    if (in_namespace(-1, ask_tmp) != -77) {
+        ck_assert_int_eq(in_namespace(-1, ask_ours), -EPERM);
+        ck_assert_int_eq(in_namespace(-1, ask_whose), -EPERM);
     }
 }
 END_TEST
@@ -414,6 +472,8 @@ int main(void)
     tcase_add_test(c, a_file_is_judged_as_folders_are);
     tcase_add_test(c, a_path_that_is_none_is_an_error);
     tcase_add_test(c, without_a_list_of_mounts_the_type_decides);
+    tcase_add_loop_test(c, a_program_is_its_users, 0, 4);
+    tcase_add_test(c, a_program_of_a_user_with_our_number_here_is_anothers);
     tcase_add_test(c, in_a_user_namespace_root_is_known_by_its_folders_names);
     tcase_add_test(c, without_a_number_nothing_is_ours);
     suite_add_tcase(s, c);
