@@ -26,6 +26,7 @@
 
 #define AGAIN_MOST 1000 /* times a removed folder is created again */
 #define LOCK_WAIT_MS 10000
+#define LOCK_WAIT_MOST_MS 20000 /* however little of it this process ran */
 #define LOCK_POLL_MS 2
 
 /* Add a directory that is not in the list yet. */
@@ -194,7 +195,8 @@ static void runtime_remove(const char *folder, int folder_fd)
 /* ---- the registry: its lock ---- */
 
 /* -ESTALE: the folder was removed while we waited for its lock. Takes over `fd` on success. */
-static int lock_folder(const char *path, int fd, struct registry *ret_registry)
+static int lock_folder(const char *path, int fd, uint64_t begun_ms,
+                       struct registry *ret_registry)
 {
     uint64_t last_ms = now_ms(), waited_ms = 0;
     struct stat st;
@@ -205,7 +207,7 @@ static int lock_folder(const char *path, int fd, struct registry *ret_registry)
     while (flock(lock_fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return -errno;
-        if (waited_ms > LOCK_WAIT_MS)
+        if (waited_ms > LOCK_WAIT_MS || last_ms - begun_ms > LOCK_WAIT_MOST_MS)
             return -ETIMEDOUT;
         poll(NULL, 0, LOCK_POLL_MS);
         /* Time in which this process did not get to run doesn't count: then the lock's holder
@@ -226,6 +228,7 @@ static int lock_folder(const char *path, int fd, struct registry *ret_registry)
 
 int registry_lock(const char *path, bool create, struct registry *ret_registry)
 {
+    const uint64_t begun_ms = now_ms();
     int r;
 
     if (strlen(path) >= sizeof(ret_registry->path))
@@ -234,7 +237,7 @@ int registry_lock(const char *path, bool create, struct registry *ret_registry)
         auto_close int fd = -1;
         r = runtime_open(path, create, &fd);
         if (r == 0)
-            r = lock_folder(path, fd, ret_registry);
+            r = lock_folder(path, fd, begun_ms, ret_registry);
         if (r == 0)
             steal_fd(&fd);
     } while (r == -ESTALE);
@@ -246,7 +249,7 @@ int registry_lock_open(const char *path, int fd, struct registry *ret_registry)
     auto_close int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return -errno;
-    int r = lock_folder(path, own, ret_registry);
+    int r = lock_folder(path, own, now_ms(), ret_registry);
     if (r == 0)
         steal_fd(&own);
     return r == -ESTALE ? -ENOENT : r;

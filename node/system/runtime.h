@@ -74,8 +74,8 @@ struct registry {
 /*
  * Open a folder as runtime_open does, with `create` made first if need be, and lock it.
  * -ENOENT: there is none; -EPERM: it is not ours alone (a symbolic link, another owner, open to
- * others); -ETIMEDOUT: the lock was held for ten seconds in which this process ran (was its
- * holder stopped?).
+ * others); -ETIMEDOUT: the lock was held for ten seconds in which this process ran, or for 20
+ * (was its holder stopped?).
  */
 int registry_lock(const char *path, bool create, struct registry *ret_registry);
 
