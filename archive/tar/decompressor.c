@@ -13,8 +13,11 @@
 #include <zlib.h>
 #endif
 
-#include "bytes.h"
+#include "numbers.h"
 #include "tar_private.h"
+
+/* A filter looks so far ahead, at most, before it asks for more. */
+#define BEFORE_BYTES 16u
 
 struct decompressor {
     const char *compression;
@@ -24,10 +27,11 @@ struct decompressor {
     const uint8_t *packed; /* the rest of what the feed gave last, */
     size_t left;           /* of `given` bytes */
     size_t given;
-    uint64_t packed_bytes; /* that it gave so far */
-    int error;             /* its own */
-    bool is_between;       /* a gzip member, or a frame of zstd, has ended */
-    bool has_ended;        /* a gzip member has */
+    uint8_t before[BEFORE_BYTES]; /* the last ones before these */
+    uint64_t packed_bytes;        /* that it gave so far */
+    int error;                    /* its own */
+    bool is_between;              /* a gzip member, or a frame of zstd, has ended */
+    bool has_ended;               /* a gzip member has */
     bool is_at_end;
     /* One of these does the work. */
     struct archive *archive;
@@ -66,8 +70,16 @@ static int decompressor_fill(struct decompressor *d)
 static ssize_t filter_feed(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct decompressor *d = ctx;
+    uint8_t last[BEFORE_BYTES];
+    size_t kept = min_u64(d->given, BEFORE_BYTES);
+    if (kept > 0)
+        memcpy(last, d->packed + d->given - kept, kept);
     if (d->error == 0)
         d->error = decompressor_fill(d);
+    if (kept > 0 && d->left > 0) {
+        memmove(d->before, d->before + kept, BEFORE_BYTES - kept);
+        memcpy(d->before + BEFORE_BYTES - kept, last, kept);
+    }
     if (d->error < 0) {
         archive_set_error(a, -d->error, "read error");
         return ARCHIVE_FATAL;
@@ -112,6 +124,13 @@ static int filter_enable(struct decompressor *d)
                      "is %s data, which this libarchive can't unpack", d->compression);
 }
 
+/* Byte `i` of what a filter has left. */
+static uint8_t filter_behind(const struct decompressor *d, size_t i)
+{
+    size_t early = d->left > d->given ? d->left - d->given : 0; /* of it, before `packed` */
+    return i < early ? d->before[BEFORE_BYTES - early + i] : d->packed[d->given + i - d->left];
+}
+
 /*
  * An empty stream, one that makes no sense, and one that can't be read are the end for some
  * filters. What follows may be zeros, and of bzip2 anything, as bzip2 has it; else it is lost.
@@ -122,14 +141,14 @@ static int filter_end(struct decompressor *d)
     int r = d->error < 0 ? d->error : decompressor_fill(d);
     if (r < 0)
         return r;
-    bool is_seen = d->left <= d->given;
-    const uint8_t *behind = is_seen ? d->packed + d->given - d->left : NULL;
-    bool is_ignored = is_seen && strcmp(d->compression, "bzip2") == 0 &&
-                      (d->left < 3 || memcmp(behind, "BZh", 3) != 0);
+    bool is_seen = d->left <= d->given + BEFORE_BYTES, is_nothing = is_seen;
+    for (size_t i = 0; is_nothing && i < d->left; i++)
+        is_nothing = filter_behind(d, i) == 0;
+    bool is_bzip2 = is_seen && strcmp(d->compression, "bzip2") == 0;
+    for (size_t i = 0; is_bzip2 && !is_nothing && i < 3; i++)
+        is_nothing = i == d->left || filter_behind(d, i) != (uint8_t) "BZh"[i];
     d->is_at_end = true;
-    return is_ignored || (is_seen && bytes_are_zero(behind, d->left))
-               ? 0
-               : decompressor_damaged(d, "what follows here can't be read");
+    return is_nothing ? 0 : decompressor_damaged(d, "what follows here can't be read");
 }
 
 static int filter_open(struct decompressor *d)

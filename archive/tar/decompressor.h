@@ -17,8 +17,8 @@
 struct decompressor;
 
 /*
- * The next compressed bytes, from the first on; they must stay until the next call. Returns how
- * many, 0 at the end, or -errno with the fault set.
+ * The next compressed bytes, from the first on; they must stay until a call that has more.
+ * Returns how many, 0 at the end, or -errno with the fault set.
  */
 typedef ssize_t decompressor_feed(void *ctx, const void **ret_bytes);
 
