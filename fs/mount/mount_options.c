@@ -384,22 +384,26 @@ static int read_bytes(void *ctx)
 /*
  * Is it a file in memory, or an empty folder there, as a mount point is? A filesystem may hang,
  * so it is asked nothing before its type is known. What a disk's device lies on can't be told.
+ * `known_fd` is one that was found so, or -1: others of its mount need no list of mounts.
  */
-static bool is_in_memory(const char *word)
+static bool is_in_memory(const char *word, int *known_fd)
 {
     auto_close int fd = *word == '@' ? -1 : syscall_open_known(word); /* @: a list of words */
     struct mount_entry mount;
     struct stat st;
 
-    if (fd < 0 || mountinfo_of(fd, -1, &mount) < 0)
-        return false;
-    if ((strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "ramfs") != 0) ||
-        fstat(fd, &st) < 0)
+    int r = fd < 0 ? fd : mountinfo_of(fd, *known_fd, &mount);
+    bool is_memory =
+        r == 1 ||
+        (r == 0 && (strcmp(mount.type, "tmpfs") == 0 || strcmp(mount.type, "ramfs") == 0));
+    if (!is_memory || fstat(fd, &st) < 0)
         return false;
     auto_closedir DIR *dir = S_ISDIR(st.st_mode) ? path_list(fd) : NULL;
     bool is_empty = dir != NULL;
     for (const struct dirent *e; is_empty && (e = readdir(dir));)
         is_empty = path_is_dots(e->d_name);
+    if (*known_fd < 0)
+        *known_fd = steal_fd(&fd);
     return S_ISREG(st.st_mode) || is_empty;
 }
 
@@ -411,9 +415,10 @@ static int check_storage(const struct mount_options *o, int failed)
 {
     const uint64_t limit_ms = o->io_timeout_s ? o->io_timeout_s * UINT64_C(1000) : INT_MAX;
     char name[CLI_NAME_LEN];
+    auto_close int known_fd = -1;
     size_t near = 0;
 
-    while (near < o->archive_count && is_in_memory(o->archives[near]))
+    while (near < o->archive_count && is_in_memory(o->archives[near], &known_fd))
         near++;
     if (near == o->archive_count)
         return CLI_GO_ON;
