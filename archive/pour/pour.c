@@ -160,8 +160,8 @@ static int stream_begin_unpacking(struct pour *p)
     struct pour_block *b = &p->blocks[0];
     p->packed = *b;
     *b = (struct pour_block){0};
-#ifndef HAVE_ZLIB /* a stream is the one chance to find damage, and sums would not be compared \
-                   */
+#ifndef HAVE_ZLIB
+    /* A stream is the one chance to find damage, and sums would not be compared. */
     if (strcmp(p->compression, "gzip") == 0)
         return fault_set_advised(p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                                  "decompress it on the way: gzip -dc",

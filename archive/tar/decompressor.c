@@ -148,7 +148,12 @@ static int filter_end(struct decompressor *d)
     for (size_t i = 0; is_bzip2 && !is_nothing && i < 3; i++)
         is_nothing = i == d->left || filter_behind(d, i) != (uint8_t) "BZh"[i];
     d->is_at_end = true;
-    return is_nothing ? 0 : decompressor_damaged(d, "what follows here can't be read");
+    if (is_nothing)
+        return 0;
+    fault_set(d->fault, -EUCLEAN, NULL, d->packed_bytes - d->left,
+              "is %s data, and libarchive reads nothing of what follows here", d->compression);
+    fault_advise(d->fault, "if '%s -dc' reads it whole, pack what that writes", d->compression);
+    return -EUCLEAN;
 }
 
 static int filter_open(struct decompressor *d)
@@ -173,15 +178,6 @@ static int filter_open(struct decompressor *d)
     if (status == ARCHIVE_EOF) /* data of nothing */
         return filter_end(d);
     return status == ARCHIVE_OK ? 0 : filter_complain(d);
-}
-
-static ssize_t filter_read(struct decompressor *d, void *bytes, size_t len)
-{
-    la_ssize_t n = archive_read_data(d->archive, bytes, len);
-    if (n < 0)
-        return filter_complain(d);
-    int r = (size_t)n < len ? filter_end(d) : 0;
-    return r < 0 ? r : n;
 }
 
 /* ---- zstd ---- */
@@ -297,8 +293,11 @@ int decompressor_new(const char *compression, decompressor_feed *feed, void *ctx
 ssize_t decompressor_read(struct decompressor *d, void *bytes, size_t len)
 {
     size_t done = 0;
-    if (d->archive)
-        return d->is_at_end ? 0 : filter_read(d, bytes, len);
+    if (d->archive) {
+        la_ssize_t n = d->is_at_end ? 0 : archive_read_data(d->archive, bytes, len);
+        int r = n >= 0 && (size_t)n < len && !d->is_at_end ? filter_end(d) : 0;
+        return n < 0 ? filter_complain(d) : r < 0 ? r : n;
+    }
     while (done < len && !d->is_at_end) {
         size_t before = done;
         int r = decompressor_fill(d);

@@ -43,10 +43,10 @@
  * Unpacks a tar that is compressed as a whole. A gzip file comes here only if its parts are too
  * long or hold mostly zeros.
  *
- * Only what the magic calls for is undone. After the first 64 KB it
- * is clear whether the content is a tar, so that a compressed database dump is not unpacked to
- * its end to find out that it is not. Runs of zeros become holes, which cost no memory where
- * the file lies in memory.
+ * Only what the magic calls for is undone. After the first 64 KB it is clear whether the
+ * content is a tar, so that a compressed database dump is not unpacked to its end to find out
+ * that it is not. Runs of zeros become holes, which cost no memory where the file lies in
+ * memory.
  */
 
 enum {
