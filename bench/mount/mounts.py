@@ -32,6 +32,16 @@ def marked_processes(mark):
     return found
 
 
+def stays(pid):
+    """Is it no process that reads ahead? Such a one may end at any time; readers.py counts its time as its
+    parent's."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
+            return comm.read() != "onepot-ahead\n"
+    except OSError:
+        return False
+
+
 def is_mounted(folder):
     try:
         return os.stat(folder).st_dev != os.stat(os.path.dirname(folder)).st_dev
@@ -83,7 +93,7 @@ class Mount:
         self.ready_seconds = time.monotonic() - began
         if self.contender.is_direct:
             self.readers = {**os.environ, "LD_PRELOAD": self._preload()}
-        self.pids = marked_processes(self.mark)
+        self.pids = list(filter(stays, marked_processes(self.mark)))
 
     def _preload(self):
         with open(self.log, encoding="utf-8") as log:

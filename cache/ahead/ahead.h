@@ -92,7 +92,8 @@ struct ahead_options {
     void *mount_ctx;
     unsigned mount_fetchers; /* at most AHEAD_MOUNT_FETCHERS_MAX */
     bool walks;              /* directories of walks through the tree are fetched */
-    bool names;              /* names around the ones that are looked up are fetched */
+    bool names;              /* names around the ones that are looked up are fetched, */
+    bool all_names;          /* and all of them, while nobody asks for one */
     uint64_t nearby_bytes;   /* of files near the ones that are read; 0: none */
     /* The memory that is free for that; 0: nothing may be fetched now. */
     uint64_t (*room_bytes)(void *ctx);

@@ -207,9 +207,10 @@ extern const struct chooser tree_walk_chooser;
  * kernel. (names.c says which are listed, and when.)
  */
 
-#define NAMES_CHUNK_BITS 8   /* a chunk is so many entries, as a power of two */
-#define NAMES_FIRST 16u      /* LOOKUPs before it begins */
-#define NAMES_PER_LOOKUP 64u /* entries that each LOOKUP pays for */
+#define NAMES_CHUNK_BITS 8                /* a chunk is so many entries, as a power of two */
+#define NAMES_FIRST 16u                   /* LOOKUPs before it begins */
+#define NAMES_PER_LOOKUP 64u              /* entries that each LOOKUP pays for */
+#define NAMES_BEGIN_NS UINT64_C(20000000) /* after which all are paid for, if nobody asked */
 
 extern const struct chooser names_chooser;
 

@@ -5,6 +5,11 @@
  * opens few of many files lists few more. Directories of fewer than 16 entries are passed over,
  * since opening and closing one costs as much as the LOOKUPs that it saves.
  *
+ * A program that has asked for next to nothing NAMES_BEGIN_NS after the mount began is still
+ * starting, and the CPUs have time: then all names of an archive that is neither small nor
+ * large are paid for (ahead_options.all_names), and the first epoch of four readers on two CPUs
+ * takes 0.8 of the time. Where they are not opened, each costs 1.7 us when the mount ends.
+ *
  * Once all is listed no LOOKUPs come, and it ends. It ends for good when listings carry no more
  * attributes.
  */
@@ -28,6 +33,7 @@ struct names {
     uint64_t lookups;        /* since it rested last */
     uint64_t entries;        /* that these pay for, and that were not listed yet */
     uint64_t last_ns;        /* of the last LOOKUP */
+    uint64_t begin_ns;       /* all entries are paid for then, if nobody has asked before */
     bool full;               /* listings carry no more attributes, or the mount has ended */
 };
 
@@ -52,6 +58,7 @@ static int names_make(const struct ahead_options *options, void **ret_chooser)
         free(n);
         return -ENOMEM;
     }
+    n->begin_ns = options->all_names ? options->now_ns() + NAMES_BEGIN_NS : UINT64_MAX;
     *ret_chooser = n;
     return 0;
 }
@@ -63,6 +70,7 @@ static bool names_observe(void *chooser, const struct observation *o, bool expec
     if (o->kind == OBSERVED_LISTING) {
         uint32_t from = (uint32_t)o->offset;
         n->full |= o->names_only;
+        n->begin_ns = o->own ? n->begin_ns : UINT64_MAX;
         for (uint32_t i = from | (CHUNK_ENTRIES - 1); i - from < o->len; i += CHUNK_ENTRIES)
             n->left -= bit_take(n->taken, i >> NAMES_CHUNK_BITS);
     } else if (o->kind == OBSERVED_LOOKUP && !o->own) {
@@ -71,6 +79,7 @@ static bool names_observe(void *chooser, const struct observation *o, bool expec
         n->last_ns = o->time_ns;
         n->lookups++;
         n->entries += NAMES_PER_LOOKUP;
+        n->begin_ns = n->lookups < NAMES_FIRST ? n->begin_ns : UINT64_MAX;
         if (!bit_get(n->taken, o->position >> NAMES_CHUNK_BITS))
             n->next = o->position >> NAMES_CHUNK_BITS;
     }
@@ -79,8 +88,14 @@ static bool names_observe(void *chooser, const struct observation *o, bool expec
 
 static bool names_is_lost(void *chooser, uint64_t now_ns)
 {
-    const struct names *n = chooser;
+    struct names *n = chooser;
 
+    if (now_ns >= n->begin_ns) {
+        n->begin_ns = UINT64_MAX;
+        n->last_ns = now_ns;
+        n->lookups = NAMES_FIRST;
+        n->entries = n->chunks * CHUNK_ENTRIES;
+    }
     return n->lookups < NAMES_FIRST || n->entries < CHUNK_ENTRIES || n->left == 0 || n->full ||
            now_ns > n->last_ns + REST_NS;
 }

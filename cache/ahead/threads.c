@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "chooser.h"
 #include "clock.h"
 #include "futex.h"
 #include "numbers.h"
@@ -516,7 +517,8 @@ static void planner_plan(struct ahead *a, unsigned count)
 static void *planner_main(void *arg)
 {
     struct ahead *a = arg;
-    uint64_t calm_us = CALM_US;
+    /* Names may be wanted before anybody asks (names.c). */
+    uint64_t calm_us = CALM_US - (a->options.all_names ? NAMES_BEGIN_NS / 1000 + TICK_US : 0);
 
     prctl(PR_SET_NAME, "onepot-plan");
     while (!atomic_load(&a->ended)) {

@@ -48,6 +48,7 @@
 #define ORDER_SHARE 8u     /* of the free memory, for keeping known orders */
 #define WALK_ENTRIES 4096u /* entries in an archive that make listing ahead worthwhile, */
 #define NAMES_ENTRIES 256u /* and the same for names that are looked up */
+#define ALL_NAMES_MOST (64u << 10) /* entries; 70 MB of the kernel's memory */
 #define NEARBY_FILES 4096u /* files that make reading ahead through the mount worthwhile */
 
 #define CHILDREN COUNTERS_AHEAD
@@ -762,6 +763,8 @@ static int set_mount(struct session *s, struct ahead_options *o,
     /* On one CPU nothing is gained by listing ahead of a walk. */
     o->walks = o->mount_fetchers > 1 && info->entries >= WALK_ENTRIES;
     o->names = info->entries >= NAMES_ENTRIES;
+    o->all_names = o->walks && info->entries <= ALL_NAMES_MOST && config->mountpoint &&
+                   config->readahead_bytes == UINT64_MAX;
     /* A record shows only what readers ask the mount for. */
     if (local && !config->order && !config->recorder && info->files >= NEARBY_FILES)
         o->nearby_bytes = config->readahead_bytes;

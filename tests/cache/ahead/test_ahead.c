@@ -416,6 +416,29 @@ START_TEST(a_thread_that_has_nothing_to_fetch_ends)
 }
 END_TEST
 
+static uint64_t later_at_each_look(void)
+{
+    return atomic_fetch_add(&time_ns, UINT64_C(5000000));
+}
+
+/* Nothing is observed, and still the planner comes. */
+START_TEST(names_are_fetched_before_anybody_asks)
+{
+    struct fixture f;
+
+    begin(&f, 0, 0);
+    f.options.mount = &fake_fetcher;
+    f.options.mount_ctx = &f.fake;
+    f.options.mount_fetchers = 2;
+    f.options.names = f.options.all_names = true;
+    f.options.now_ns = later_at_each_look;
+    start(&f);
+    AWAIT(&f.fake, f.fake.ended > 0 && f.fake.ended == f.fake.begun);
+    ck_assert_uint_gt(f.fake.logged, 0);
+    ck_assert_int_eq(stop(&f), 0);
+}
+END_TEST
+
 /* All that was noted before the end is in it, whenever the planner came to take it. */
 START_TEST(a_record_is_whole_when_all_threads_have_ended)
 {
@@ -457,6 +480,7 @@ int main(void)
     tcase_add_test(c, a_fetcher_that_cannot_begin_fetches_nothing);
     tcase_add_test(c, a_window_can_shrink);
     tcase_add_test(c, a_thread_that_has_nothing_to_fetch_ends);
+    tcase_add_test(c, names_are_fetched_before_anybody_asks);
     tcase_add_test(c, a_record_is_whole_when_all_threads_have_ended);
     suite_add_tcase(s, c);
     return run_suite(s);

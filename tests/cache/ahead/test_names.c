@@ -16,6 +16,11 @@ static struct ahead_options options;
 static void *names;
 static uint64_t now_ns;
 
+static uint64_t the_time(void)
+{
+    return now_ns;
+}
+
 /* Entries that were listed, and how often. */
 static uint8_t listed[FILES + 64];
 static unsigned batches;
@@ -197,6 +202,75 @@ START_TEST(it_ends_for_good_without_attributes_or_without_a_mount)
 }
 END_TEST
 
+/* Nobody looks a name up: all of them come, once the program has had its time to start. */
+static void make_all_names(void)
+{
+    make_files();
+    names_chooser.free(names);
+    options.all_names = true;
+    options.now_ns = the_time;
+    ck_assert_int_eq(names_chooser.make(&options, &names), 0);
+}
+
+START_TEST(all_is_listed_while_a_program_starts)
+{
+    make_all_names();
+    now_ns += NAMES_BEGIN_NS - 1;
+    ck_assert_uint_eq(run(0), 0);
+    now_ns++;
+    look_up_times(NAMES_FIRST - 1, FIRST_FILE);
+    ck_assert_uint_eq(run(0), FILES);
+    for (uint32_t i = FIRST_FILE; i < FILES + FIRST_FILE; i++)
+        ck_assert_uint_eq(listed[i], 1);
+    make_files();
+    now_ns += NAMES_BEGIN_NS;
+    ck_assert_uint_eq(run(0), 0);
+}
+END_TEST
+
+START_TEST(what_our_own_process_lists_is_no_sign_of_a_reader)
+{
+    const struct observation own = {.time_ns = now_ns,
+                                    .kind = OBSERVED_LISTING,
+                                    .position = 1,
+                                    .offset = FIRST_FILE,
+                                    .len = CHUNK,
+                                    .own = true};
+
+    make_all_names();
+    names_chooser.observe(names, &own, false);
+    now_ns += NAMES_BEGIN_NS;
+    ck_assert_uint_gt(run(0), FILES - 2 * CHUNK);
+}
+END_TEST
+
+START_TEST(a_program_that_has_begun_gets_what_it_pays_for)
+{
+    make_all_names();
+    look_up_times(NAMES_FIRST, 20 * CHUNK);
+    now_ns += NAMES_BEGIN_NS;
+    ck_assert_uint_eq(run(0), NAMES_FIRST * NAMES_PER_LOOKUP);
+    make_all_names();
+    list(FIRST_FILE, FIRST_FILE + 10, false);
+    now_ns += NAMES_BEGIN_NS;
+    ck_assert_uint_eq(run(0), 0);
+}
+END_TEST
+
+/* While it is listed, the mount does not end. */
+START_TEST(what_nobody_asked_for_is_listed_for_a_moment_only)
+{
+    struct reader_want wants[64];
+
+    make_all_names();
+    now_ns += NAMES_BEGIN_NS;
+    ck_assert(!names_chooser.is_lost(names, now_ns));
+    ck_assert_uint_gt(names_chooser.take(names, wants, 64), 0);
+    now_ns += 301 * MS;
+    ck_assert_uint_eq(run(0), 0);
+}
+END_TEST
+
 START_TEST(small_folders_are_passed_over)
 {
     unsigned entries = 0;
@@ -229,6 +303,10 @@ int main(void)
     tcase_add_test(tc, what_a_reader_lists_is_not_listed_again);
     tcase_add_test(tc, it_ends_when_readers_rest);
     tcase_add_test(tc, it_ends_for_good_without_attributes_or_without_a_mount);
+    tcase_add_test(tc, all_is_listed_while_a_program_starts);
+    tcase_add_test(tc, what_our_own_process_lists_is_no_sign_of_a_reader);
+    tcase_add_test(tc, a_program_that_has_begun_gets_what_it_pays_for);
+    tcase_add_test(tc, what_nobody_asked_for_is_listed_for_a_moment_only);
     tcase_add_test(tc, small_folders_are_passed_over);
     suite_add_tcase(suite, tc);
     return run_suite(suite);

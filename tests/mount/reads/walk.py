@@ -1,6 +1,6 @@
 """Listing ahead: who walks through a tree finds the next directories listed, by a process of the
 daemon's own, and who opens files by their names alone finds the names around them; others are left
-alone. What is shown is the same in any case."""
+alone. A program that is still starting finds all names. What is shown is the same in any case."""
 
 import itertools
 import os
@@ -34,6 +34,11 @@ def make_tree(work):
         members += [member(f"{folder_of(i)}/{k:04d}", b"x" * (k % 7)) for k in range(FILES)]
     write_tar(work / "tree.tar", members)
     return work / "tree.tar"
+
+
+def mount_tree(work, *options):
+    """Without such a bound all of the tree would be listed before anybody asks."""
+    return work.mount(make_tree(work), *(options or ["--readahead", "1T"]))
 
 
 def walk(folder, rest=lambda: None):
@@ -73,7 +78,7 @@ def need_two_cpus(mount):
 
 
 def test_a_walk_is_listed_ahead_and_right(work):
-    with work.mount(make_tree(work)) as mount:
+    with mount_tree(work) as mount:
         check_equal(walk(mount.path, until_helped(mount)), expected(), "what the walk found")
         need_two_cpus(mount)
         stat = settled(mount)
@@ -88,7 +93,7 @@ def test_other_orders_are_left_alone(work):
     """Whoever jumps about: at most a few directories are listed in vain."""
     numbers = list(range(FOLDERS))
     random.Random(3).shuffle(numbers)
-    with work.mount(make_tree(work)) as mount:
+    with mount_tree(work) as mount:
         for i in numbers:
             check_equal(len(os.listdir(mount / folder_of(i))), FILES, "entries")
         check(settled(mount)["ahead_requests"] < 2 * FOLDERS, "listings in vain")
@@ -101,7 +106,7 @@ def names_in_any_order():
 
 
 def test_names_around_the_ones_that_are_looked_up_are_listed(work):
-    with work.mount(make_tree(work)) as mount:
+    with mount_tree(work) as mount:
         rest, sizes = until_helped(mount), expected()
         for name in names_in_any_order():
             rest()
@@ -113,14 +118,37 @@ def test_names_around_the_ones_that_are_looked_up_are_listed(work):
 
 
 def test_who_opens_few_files_pays_nothing(work):
-    with work.mount(make_tree(work)) as mount:
+    with mount_tree(work) as mount:
         for name in names_in_any_order()[:15]:
             os.stat(mount / name)
         check_equal(settled(mount)["ahead_requests"], 0, "requests of its own")
 
 
+def test_all_names_are_listed_while_a_program_starts(work):
+    with work.mount(make_tree(work)) as mount:
+        need_two_cpus(mount)
+        harness.wait_for(lambda: mount.stat()["ahead_requests"] > FOLDERS, "the names of all folders")
+        settled(mount)
+        counter = harness.Counter(mount)
+        sizes = expected()
+        for name in names_in_any_order():
+            check_equal(os.stat(mount / name).st_size, sizes[name], name)
+        asked = counter.asked()
+        check(asked.get("LOOKUP", 0) < FOLDERS, f"{asked} for {FOLDERS * FILES} files")
+
+
+def test_an_unmount_while_a_program_starts_succeeds(work):
+    archive = make_tree(work)
+    for listed in (0, 10, 40):
+        with work.mount(archive) as mount:
+            need_two_cpus(mount)
+            harness.wait_for(lambda: mount.stat()["ahead_requests"] >= listed, "names")
+            harness.onepot("umount", mount.path)
+            mount.mounted = False
+
+
 def test_off_is_off(work):
-    with work.mount(make_tree(work), "--readahead", "off") as mount:
+    with mount_tree(work, "--readahead", "off") as mount:
         check_equal(walk(mount.path), expected(), "what the walk found")
         for name in names_in_any_order():
             os.stat(mount / name)
@@ -129,13 +157,13 @@ def test_off_is_off(work):
 
 def test_where_attributes_are_not_told_it_ends(work):
     """A budget of a megabyte has no room for them: names alone are not worth a walk."""
-    with work.mount(make_tree(work), "--cache", "1M") as mount:
+    with mount_tree(work, "--cache", "1M") as mount:
         check_equal(walk(mount.path), expected(), "what the walk found")
         check(settled(mount)["ahead_requests"] < FOLDERS, "listings in vain")
 
 
 def test_below_a_subdirectory(work):
-    with work.mount(make_tree(work), "--subdir", "top") as mount:
+    with mount_tree(work, "--readahead", "1T", "--subdir", "top") as mount:
         top = {name[4:]: size for name, size in expected().items() if name != "top"}
         check_equal(walk(mount.path, until_helped(mount)), top, "what the walk found")
         need_two_cpus(mount)
@@ -152,9 +180,8 @@ def test_below_a_subdirectory_with_a_long_path(work):
 
 
 def test_an_unmount_in_the_middle_succeeds(work):
-    archive = make_tree(work)
     for count in (6, 9, 20):
-        with work.mount(archive) as mount:
+        with mount_tree(work) as mount:
             for i in range(count):
                 os.listdir(mount / folder_of(i))
             harness.run("umount" if os.geteuid() == 0 else "fusermount3",
@@ -163,9 +190,8 @@ def test_an_unmount_in_the_middle_succeeds(work):
 
 
 def test_a_killed_daemon_takes_it_along(work):
-    archive = make_tree(work)
     for count in (6, 12, 40):
-        with work.mount(archive) as mount:
+        with mount_tree(work) as mount:
             daemon = mount.stat()["daemon_pid"]
             for i in range(count):
                 os.listdir(mount / folder_of(i))
@@ -178,7 +204,7 @@ def test_a_killed_daemon_takes_it_along(work):
 
 
 def test_several_walks_at_once(work):
-    with work.mount(make_tree(work)) as mount:
+    with mount_tree(work) as mount:
         walks = [subprocess.Popen(["find", mount.path, "-size", "-100", "-type", "f"],
                                   stdout=subprocess.PIPE) for _ in range(3)]
         for one in walks:
