@@ -412,6 +412,9 @@ static _Noreturn void child_main(const struct fetch_child *place, pid_t parent)
     struct ring *ring = place->ring;
 
     child_prepare(parent);
+    /* Before it sees the mount, as who has unmounted it ends those that still do. */
+    if (config->mountpoint)
+        atomic_store(&config->counters->ahead_pids[place->number], getpid());
     child.session = f->session;
     child.directory_fd = -1;
     child.root_fd = viewpoint_enter(&f->view);
