@@ -24,6 +24,7 @@
 #define CHUNK_ENTRIES (1u << NAMES_CHUNK_BITS)
 #define DIRECTORY_LEAST 16u /* entries of a directory that is worth a listing */
 #define REST_NS UINT64_C(300000000)
+#define UNASKED_NS UINT64_C(2000000000) /* for names that nobody asked for, at most */
 
 struct names {
     const struct ahead_options *options;
@@ -32,7 +33,7 @@ struct names {
     size_t left;             /* chunks that are not taken */
     uint64_t lookups;        /* since it rested last */
     uint64_t entries;        /* that these pay for, and that were not listed yet */
-    uint64_t last_ns;        /* of the last LOOKUP */
+    uint64_t last_ns;        /* of the last LOOKUP; it rests REST_NS later */
     uint64_t begin_ns;       /* all entries are paid for then, if nobody has asked before */
     bool full;               /* listings carry no more attributes, or the mount has ended */
 };
@@ -92,7 +93,7 @@ static bool names_is_lost(void *chooser, uint64_t now_ns)
 
     if (now_ns >= n->begin_ns) {
         n->begin_ns = UINT64_MAX;
-        n->last_ns = now_ns;
+        n->last_ns = now_ns + UNASKED_NS - REST_NS;
         n->lookups = NAMES_FIRST;
         n->entries = n->chunks * CHUNK_ENTRIES;
     }

@@ -163,6 +163,9 @@ struct listing listing_begin(const struct request *rq);
 int listing_add(struct listing *l, uint64_t ino, uint32_t type, uint64_t next, const char *name,
                 size_t len);
 
+/* How many names the kernel may receive with their attributes (listing_budget.c). */
+uint64_t listing_budget_entries(const struct session *session);
+
 /* Each request that expects an answer gets exactly one. `err` is -errno or 0. */
 void reply_error(struct request *rq, int err);
 void reply_bytes(struct request *rq, const void *bytes, size_t len);

@@ -412,7 +412,7 @@ static _Noreturn void child_main(const struct fetch_child *place, pid_t parent)
     struct ring *ring = place->ring;
 
     child_prepare(parent);
-    /* Before it sees the mount, as who has unmounted it ends those that still do. */
+    /* Before it has a view of its own: who has unmounted the mount ends those that have one. */
     if (config->mountpoint)
         atomic_store(&config->counters->ahead_pids[place->number], getpid());
     child.session = f->session;
@@ -766,7 +766,8 @@ static int set_mount(struct session *s, struct ahead_options *o,
     /* On one CPU nothing is gained by listing ahead of a walk. */
     o->walks = o->mount_fetchers > 1 && info->entries >= WALK_ENTRIES;
     o->names = info->entries >= NAMES_ENTRIES;
-    o->all_names = o->walks && info->entries <= ALL_NAMES_MOST && config->mountpoint &&
+    o->all_names = o->walks && info->entries <= ALL_NAMES_MOST &&
+                   info->entries <= listing_budget_entries(s) && config->mountpoint &&
                    config->readahead_bytes == UINT64_MAX;
     /* A record shows only what readers ask the mount for. */
     if (local && !config->order && !config->recorder && info->files >= NEARBY_FILES)

@@ -23,6 +23,11 @@ struct listing_budget {
     _Atomic uint64_t bits[];
 };
 
+uint64_t listing_budget_entries(const struct session *s)
+{
+    return s->config.cache_bytes / BUDGET_PART / ENTRY_BYTES;
+}
+
 static int listing_budget_start(struct session *s, void **ret_state)
 {
     const uint32_t entries = index_info(s->index)->entries;
@@ -31,7 +36,7 @@ static int listing_budget_start(struct session *s, void **ret_state)
     if (!b)
         return -ENOMEM;
     b->entries = entries;
-    b->limit = s->config.cache_bytes / BUDGET_PART / ENTRY_BYTES;
+    b->limit = listing_budget_entries(s);
     *ret_state = b;
     return 0;
 }

@@ -418,7 +418,7 @@ END_TEST
 
 static uint64_t later_at_each_look(void)
 {
-    return atomic_fetch_add(&time_ns, UINT64_C(5000000));
+    return atomic_fetch_add(&time_ns, UINT64_C(2000000));
 }
 
 /* Nothing is observed, and still the planner comes. */

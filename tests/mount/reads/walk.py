@@ -137,14 +137,27 @@ def test_all_names_are_listed_while_a_program_starts(work):
         check(asked.get("LOOKUP", 0) < FOLDERS, f"{asked} for {FOLDERS * FILES} files")
 
 
-def test_an_unmount_while_a_program_starts_succeeds(work):
+def test_an_unmount_while_a_program_starts_ends_it(work):
     archive = make_tree(work)
     for listed in (0, 10, 40):
         with work.mount(archive) as mount:
             need_two_cpus(mount)
             harness.wait_for(lambda: mount.stat()["ahead_requests"] >= listed, "names")
+            daemon = mount.stat()["daemon_pid"]
             harness.onepot("umount", mount.path)
             mount.mounted = False
+            life.wait_gone(daemon)
+
+
+def test_all_names_are_left_alone_where_they_would_take_the_budget(work):
+    """8 MB have room for 950 names with attributes: those are for who asks."""
+    with work.mount(make_tree(work), "--cache", "8M") as mount:
+        settled(mount)
+        counter = harness.Counter(mount)
+        names = os.listdir(mount / folder_of(FOLDERS - 1))
+        check_equal(len([os.stat(mount / f"{folder_of(FOLDERS - 1)}/{name}") for name in names]), FILES, "files")
+        asked = counter.asked()
+        check(asked.get("LOOKUP", 0) < 10, f"{asked}: names come without attributes")
 
 
 def test_off_is_off(work):
